@@ -180,7 +180,7 @@ class DraDoor:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = Wanted(operations.ledger, advertise=settings.advertise, scrub=settings.scrub)
+        wanted = Wanted(operations.ledger, advertise=settings.advertise)
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())

@@ -14,6 +14,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
 from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.obstacles import Kind, Stops
 from fpga_plugin.ledger.records import CLEAN
 from fpga_plugin.pods.dra_record import RecordedClaim
 from fpga_plugin.regions.blanks import NO_BLANK
@@ -99,17 +100,13 @@ class ClaimEnds:
 
     def kept_back(self, region: RegionId) -> bool:
         """Whether nobody is to get it."""
-        record = self._ledger.record(region)
-        return record.condition not in CLEAN or bool(self._ledger.obstacles.trouble(region))
+        return self._ledger.obstacles.first(region, Stops.OFFER) is not None
 
     def to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.obstacles.bars_work(region):
-            return False
-        if self._ledger.region_claim(region) is not None:
-            return False  # somebody else's by now, who gets it scrubbed
-        present = self._ledger.region(region)
-        if present is not None and not self._ledger.own_node(present):
-            return False  # not before those end who have its node for another region
-        return not record.reason.startswith(NO_BLANK)
+        if record.condition in CLEAN or self._ledger.region_claim(region) is not None:
+            return False  # or somebody else's by now, who gets it scrubbed
+        lasting = {Kind.KEPT, Kind.FAULTED, Kind.FAILING, Kind.STRANGER}
+        waits = any(one.kind in lasting for one in self._ledger.obstacles.of(region))
+        return not waits and not record.reason.startswith(NO_BLANK)

@@ -43,6 +43,7 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
+from fpga_plugin.ledger.obstacles import Stops
 from fpga_plugin.ledger.records import Holder, Prepared
 from fpga_plugin.ledger.resource_claims import HeldError, unknown_device
 from fpga_plugin.pods.identity import Identity
@@ -335,7 +336,7 @@ class ClaimLife:
             holder is not None
             and not ledger.resource_claims.fallen(holder)
             and not any(
-                ledger.obstacles.bars_work(region)
+                ledger.obstacles.first(region, Stops.START)
                 for device in holder.devices
                 for region in ledger.claims[device].grants
             )

@@ -23,6 +23,7 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
 from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.obstacles import Stops
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import parse_name
 from fpga_plugin.pods.recorder import EventRecorder
@@ -179,10 +180,8 @@ class DraServicer:
         ledger = self._ledger
         found = {}
         for claim in ledger.claims_on(card):
-            problems = [ledger.obstacles.trouble(region) for region in claim.grants]
-            if any(ledger.region(region) is None for region in claim.grants):
-                problems.insert(0, "gone")
-            found[claim.device] = next(filter(None, problems), "")
+            why = ledger.obstacles.first(claim.device, Stops.OWNER)
+            found[claim.device] = "" if why is None else why.cause or why.message
         return found
 
     def _message(self, package: Any, conditions: dict[DeviceId, str]) -> Any:

@@ -14,11 +14,11 @@ The limits are those of resource.k8s.io/v1 (types.go).
 
 import enum
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.config.settings import Advertise
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
@@ -30,7 +30,7 @@ from fpga_plugin.ids import (
     device_order,
 )
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card
-from fpga_plugin.ledger.records import Claim, Condition
+from fpga_plugin.ledger.obstacles import FAILED, Kind
 
 MAX_DEVICES: Final = 64
 """Of a slice with taints or counters; 128 without, but a taint must not move devices about."""
@@ -46,6 +46,12 @@ MAX_CONSUMED: Final = 2
 
 STANDARD: Final = "resource.kubernetes.io"
 """Domain of the attributes that mean the same with every driver."""
+
+_WHOEVER_OWNS_IT: Final = FAILED | {
+    *(Kind.GONE, Kind.INCOMPLETE),
+    *(Kind.DRAINED, Kind.EXPOSED, Kind.POD),
+}
+"""What the scheduler is told of a device that has an owner, too."""
 
 _WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
 
@@ -123,10 +129,9 @@ class Wanted:
     Args:
         ledger: who has what.
         advertise: which kind of devices there are; an owned one of the other kind is listed too.
-        scrub: which condition counts as clean.
     """
 
-    def __init__(self, ledger: Ledger, *, advertise: Advertise, scrub: ScrubPolicy) -> None:
+    def __init__(self, ledger: Ledger, *, advertise: Advertise) -> None:
         self._ledger = ledger
         self._kinds = {
             Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
@@ -134,11 +139,6 @@ class Wanted:
             Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
             Advertise.AF: frozenset[ResourceKind](),  # functions are the device plugin API's
         }[advertise]
-        self._clean = frozenset(
-            {Condition.BLANK}
-            if scrub is ScrubPolicy.REQUIRED
-            else {Condition.BLANK, Condition.UNBLANKED}
-        )
 
     def __call__(self, form: Form) -> tuple[Slice, ...]:
         """The slices, in order; at least one, so that an empty pool is told as well."""
@@ -150,7 +150,7 @@ class Wanted:
         regions: list[Device] = []
         whole: list[Device] = []
         for card in cards:
-            one = _CardView(ledger, card, self._clean)
+            one = _CardView(ledger, card)
             of_card, of_regions = one.listed(self._kinds, form)
             counters = _counter_sets(one) if form.counters and of_card and of_regions else ()
             sets += counters
@@ -165,11 +165,10 @@ class Wanted:
 class _CardView:
     """One card as the ledger has it, present or only owned."""
 
-    def __init__(self, ledger: Ledger, card_id: CardId, clean: frozenset[Condition]) -> None:
+    def __init__(self, ledger: Ledger, card_id: CardId) -> None:
         self.id = card_id
         self.card: Card | None = ledger.cards.get(card_id)
         self._ledger = ledger
-        self._clean = clean
         self._present: dict[RegionId, Region] = (
             {} if self.card is None else {region.id: region for region in self.card.regions}
         )
@@ -204,9 +203,9 @@ class _CardView:
             regions = [
                 region
                 for region in regions
-                if DeviceId(region) in self._owned or not self._taints_of_region(region)
+                if DeviceId(region) in self._owned or not self._taints(DeviceId(region))
             ]
-            whole = whole and (whole_owned or not self._taints_of_card())
+            whole = whole and (whole_owned or not self._taints(DeviceId(self.id)))
         return (self.id,) if whole else (), tuple(regions)
 
     def region(self, region: RegionId, counters: Sequence[CounterSet], form: Form) -> Device:
@@ -215,7 +214,7 @@ class _CardView:
             device_name(DeviceId(region)),
             self._attributes(ResourceKind.REGION) | {"afuID": ""},
             {one.name: (counter,) for one in counters if counter in one.counters},
-            self._taints_of_region(region) if form.taints else (),
+            self._taints(DeviceId(region)) if form.taints else (),
         )
 
     def whole(self, counters: Sequence[CounterSet], form: Form) -> Device:
@@ -223,7 +222,7 @@ class _CardView:
             device_name(DeviceId(self.id)),
             self._attributes(ResourceKind.WHOLE) | {"regions": len(self.regions)},
             {one.name: one.counters for one in counters},
-            self._taints_of_card() if form.taints else (),
+            self._taints(DeviceId(self.id)) if form.taints else (),
         )
 
     def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
@@ -253,92 +252,28 @@ class _CardView:
         )
         return next((one.interface_id for one in resources if one is not None), None)
 
-    def _taints_of_region(self, region: RegionId) -> tuple[Taint, ...]:
-        device = DeviceId(region)
-        claim = self._ledger.claims.get(device)
-        taints = {
-            *self._of_hardware([region], claim),
-            *self._drained(),
-            *self._exposed(whole=False),
-            *self._of_pods([region]),
-        }
-        if self._ledger.region_claim(region) is None:
-            taints |= {*self._of_holders([region]), *self._of_remains([region])}
-        return _one_of_each(taints)
+    def _taints(self, device: DeviceId) -> tuple[Taint, ...]:
+        """What stands against a device; of one key and effect the most telling.
 
-    def _taints_of_card(self) -> tuple[Taint, ...]:
-        claim = self._ledger.card_claim(self.id)
-        taints = {*self._of_hardware(self.regions, claim), *self._drained()}
-        taints |= {*self._exposed(whole=True), *self._of_pods(self.regions)}
-        if self.card is not None and not self.card.complete:
-            taints.add(Taint("incomplete"))
-        if claim is None:
-            free = [r for r in self.regions if self._ledger.region_claim(r) is None]
-            taints |= {*self._of_holders(free), *self._of_remains(free)}
-            # While a region is owned its memory cannot be cleared, and the card is not free.
-            if self.id in self._ledger.debts and len(free) == len(self.regions):
-                taints.add(Taint("memory-not-cleared"))
-        return _one_of_each(taints)
-
-    def _of_hardware(self, regions: Iterable[RegionId], claim: Claim | None) -> Iterator[Taint]:
-        """What no scrub mends, owned or not."""
-        ledger = self._ledger
-        if self.card is None:
-            yield Taint("gone")
-            return
-        for region in regions:
-            if region not in self._present:
-                yield Taint("gone")
-            elif trouble := ledger.obstacles.trouble(region):
-                # A container that did not start will not start here: its pod is better elsewhere.
-                stuck = (
-                    claim is not None
-                    and not claim.started
-                    and ledger.record(region).condition is Condition.FAULTED
-                    and self.id not in ledger.rebinding
-                )
-                effect = Effect.NO_EXECUTE if stuck else Effect.NO_SCHEDULE
-                yield Taint("faulted", _word(trouble), effect)
-
-    def _drained(self) -> Iterator[Taint]:
-        if self.id in self._ledger.drained:
-            yield Taint("drained")
-
-    def _exposed(self, *, whole: bool) -> Iterator[Taint]:
-        """The operator lets nobody new have it.
-
-        Told of what is owned, too: its owner keeps it, and when that one ends, no write has to come
-        before the next claim.
+        Of one that has an owner only what no scrub mends, and what the operator wants of anybody
+        new: its owner keeps it, and when that one ends, no write has to come before the next claim.
         """
-        if self.card is not None and self._ledger.obstacles.exposure.refusal(
-            self.card, whole=whole
-        ):
-            yield Taint("exposed")
-
-    def _of_holders(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
-        """Somebody has a free device whom the scheduler does not know."""
-        ledger = self._ledger
-        if self.id in ledger.foreign:
-            yield Taint("held", "another-plugin")
-        elif self.id in ledger.unreconciled:
-            yield Taint("held", "owners-unknown")
-        elif self.id in ledger.rebinding:
-            yield Taint("held", "rebinding")
-        elif not all(ledger.own_node(self._present[r]) for r in regions if r in self._present):
-            yield Taint("held", "node-lent")
-
-    def _of_pods(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
-        """A pod has them by the device plugin API, which the scheduler does not count here."""
-        claims = filter(None, map(self._ledger.region_claim, regions))
-        if any(self._ledger.holder_of(claim.device) is None for claim in claims):
-            yield Taint("held", "device-plugin")
-
-    def _of_remains(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
-        """What a scrub has not yet taken off, or cannot."""
-        for region in regions:
-            record = self._ledger.record(region)
-            if record.condition not in self._clean | {Condition.FAULTED}:
-                yield Taint("not-clean")
+        ledger, found = self._ledger, dict[tuple[str, Effect], Taint]()
+        owner = ledger.region_claim(RegionId(device))  # its own, or its card's
+        for one in ledger.obstacles.of(device):
+            key, _, value = one.kind.taint.partition("=")
+            if not key or not (owner is None or one.kind in _WHOEVER_OWNS_IT):
+                continue
+            # A container that did not start will not start here: its pod is better elsewhere.
+            stuck = (
+                one.kind is Kind.FAULTED
+                and owner is not None
+                and not owner.started
+                and self.id not in ledger.rebinding
+            )
+            effect = Effect.NO_EXECUTE if stuck else Effect.NO_SCHEDULE
+            found.setdefault((key, effect), Taint(key, value or _word(one.cause), effect))
+        return tuple(sorted(found.values()))
 
 
 def _counter_sets(card: _CardView) -> tuple[CounterSet, ...]:
@@ -361,13 +296,6 @@ def _counter(region: RegionId) -> str:
 def _parts(things: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:
     for begin in range(0, len(things), size):
         yield tuple(things[begin : begin + size])
-
-
-def _one_of_each(taints: Iterable[Taint]) -> tuple[Taint, ...]:
-    """A card's regions may have several faults: one reason for each key and effect is enough."""
-    return tuple({(one.key, one.effect): one for one in sorted(taints, reverse=True)}.values())[
-        ::-1
-    ]
 
 
 def _word(reason: str) -> str:

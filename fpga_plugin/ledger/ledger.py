@@ -100,7 +100,7 @@ class Ledger(State):
             self,
             exposure=exposure,
             offered=CLEAN if unblanked else frozenset({Condition.BLANK}),
-            functions=functions,
+            naming=self.naming,
             claims=claims,
         )
         self.allocations = Allocations(self, self.obstacles, self.naming)

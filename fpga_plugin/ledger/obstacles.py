@@ -12,7 +12,7 @@ may still have a region, and `CardOperations.living` says whether they do.
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Card, Region
@@ -27,8 +27,12 @@ from fpga_plugin.ledger.names import (
     card_of,
     is_card,
 )
+from fpga_plugin.ledger.naming import Naming
 from fpga_plugin.ledger.records import Claim, Condition, Debug
 from fpga_plugin.ledger.state import State
+
+AnyId: TypeAlias = DeviceId | RegionId | CardId
+"""A region's id and a card's are those of their devices."""
 
 ANOTHER_POD: Final = "the pod's controller makes a new pod, which is placed again"
 RUNBOOK: Final = "the operator finds what to do in docs/runbook.md"
@@ -87,7 +91,12 @@ class Kind(enum.Enum):
     FAULTED = (
         _ANY | _WORK | Stops.OWNER,
         "faulted",
-        "The region's hardware fails, or work on it did.",
+        "Work on the region failed.",
+    )
+    FAILING = (
+        _ANY | _WORK | Stops.OWNER,
+        "faulted",
+        "The region's hardware fails.",
     )
     HUNG = (
         _ANY | Stops.OWNER,
@@ -152,7 +161,7 @@ class Kind(enum.Enum):
     UNDECIDED = (
         Stops.SCRUB | Stops.REBIND,
         "",
-        "Nobody owns the region, and it will be kept for debugging if its container failed.",
+        "The region will be kept for debugging if its container failed.",
     )
     TENANCY = (
         _WORK | Stops.REBIND,
@@ -176,6 +185,10 @@ class Kind(enum.Enum):
         self.meaning = meaning
 
 
+FAILED: Final = frozenset({Kind.FAULTED, Kind.FAILING, Kind.HUNG})
+"""What the operator is told as a failure of a region."""
+
+
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """One reason.
@@ -186,7 +199,8 @@ class Obstacle:
         why: the rest of the sentence.
         tenant: what the pod's owner can do.
         operator: what the node's operator can do.
-        cause: of a fault, what the hardware says; else as `why`.
+        cause: of a fault, what the hardware says.
+        device: of one that an owner causes, which device he has.
     """
 
     kind: Kind
@@ -195,6 +209,7 @@ class Obstacle:
     tenant: str = ANOTHER_POD
     operator: str = STATUS
     cause: str = ""
+    device: DeviceId | None = None
 
     @property
     def message(self) -> str:
@@ -213,7 +228,7 @@ class Obstacles:
         state: of the ledger.
         exposure: which cards the operator gives to nobody new.
         offered: the conditions in which a free region is given out.
-        functions: regions are handed over with what is on them.
+        naming: whether regions are handed over with what is on them.
         claims: ResourceClaims are served (DRA); else pods by the device plugin API.
     """
 
@@ -223,46 +238,33 @@ class Obstacles:
         *,
         exposure: ExposurePolicy,
         offered: frozenset[Condition],
-        functions: bool,
+        naming: Naming,
         claims: bool,
     ) -> None:
         self._state = state
         self.exposure = exposure
         self.offered = offered
-        self._functions = functions
+        self._naming = naming
         self._claims = claims
 
-    def first(self, device: DeviceId | RegionId, stops: Stops) -> Obstacle | None:
-        """The first that stops this; of tenancies `CardOperations.living` has the last word."""
-        return next(
-            (
-                one
-                for one in self.of(device)
-                if stops & one.kind.stops and one.kind is not Kind.TENANCY
-            ),
-            None,
-        )
+    def against(self, what: Stops, device: AnyId) -> Iterator[Obstacle]:
+        """Those that stop this; of tenancies `CardOperations.living` has the last word."""
+        for one in self.of(device):
+            if what in one.kind.stops and one.kind is not Kind.TENANCY:
+                yield one
 
-    def check(self, device: DeviceId | RegionId, stops: Stops) -> None:
+    def first(self, device: AnyId, what: Stops) -> Obstacle | None:
+        """The most telling one that stops this; None: nothing does."""
+        return next(self.against(what, device), None)
+
+    def check(self, device: AnyId, what: Stops) -> None:
         """Refuse it to a tenant.
 
         Raises:
             RefusedError: something stops it.
         """
-        if (obstacle := self.first(device, stops)) is not None:
+        if (obstacle := self.first(device, what)) is not None:
             raise obstacle.refusal()
-
-    def cause(self, region: RegionId, *kinds: Kind) -> str:
-        """What is wrong with a region, if it is an obstacle of one of these kinds; else empty."""
-        return next((one.cause for one in self.of(region) if one.kind in kinds), "")
-
-    def trouble(self, region: RegionId) -> str:
-        """Why a region must not be given to anybody, whatever is on it; empty if nothing is."""
-        return self.cause(region, Kind.KEPT, Kind.FAULTED, Kind.HUNG)
-
-    def bars_work(self, region: RegionId) -> str:
-        """Why nobody may scrub or program a region; empty if somebody may."""
-        return self.cause(region, Kind.KEPT, Kind.FAULTED)
 
     def regions_of(self, device: DeviceId) -> tuple[Region, ...]:
         """The present regions that a device stands for.
@@ -301,7 +303,7 @@ class Obstacles:
             for obstacle in self._of_nodes(region):
                 raise obstacle.refusal()
 
-    def of(self, device: DeviceId | RegionId) -> Iterator[Obstacle]:
+    def of(self, device: AnyId) -> Iterator[Obstacle]:
         """All that stand against a device now, the most telling first."""
         device = DeviceId(device)
         state, whole = self._state, is_card(device)
@@ -327,9 +329,9 @@ class Obstacles:
             )
         for region in regions:
             yield from self._of_contents(region)
-        if whole and card.id in state.debts:
+        if whole and card.id in state.debts and not state.claims_on(card.id):
             yield Obstacle(Kind.MEMORY, f"card {card.id}", "has memory that is not cleared yet")
-        if self._functions or not card.reprogrammable:
+        if self._naming.serves_functions or not card.reprogrammable:
             yield Obstacle(
                 Kind.FIXED,
                 f"card {card.id}",
@@ -397,7 +399,7 @@ class Obstacles:
         if record.condition is Condition.FAULTED:
             yield _faulted(Kind.FAULTED, subject, record.reason or "faulted")
         elif fault is not None:
-            kind = Kind.FAULTED if fault.stops_work else Kind.HUNG
+            kind = Kind.FAILING if fault.stops_work else Kind.HUNG
             yield _faulted(kind, subject, fault.message)
 
     def _of_nodes(self, region: Region) -> Iterator[Obstacle]:
@@ -444,7 +446,7 @@ class Obstacles:
                 )
             elif holder is None and self._claims:
                 yield Obstacle(Kind.POD, claim.device, "belongs to a pod by the device plugin API")
-            yield Obstacle(Kind.OWNED, claim.device, "has an owner")
+            yield Obstacle(Kind.OWNED, claim.device, "has an owner", device=claim.device)
 
     def _of_card(self, card: CardId) -> Iterator[Obstacle]:
         state, subject = self._state, f"card {card}"
@@ -477,17 +479,18 @@ class Obstacles:
 
     def _of_contents(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
-        free = state.region_claim(region.id) is None
-        record = state.record(region.id)
+        claim, record = state.region_claim(region.id), state.record(region.id)
+        free = claim is None
         if free and record.condition not in self.offered | {Condition.FAULTED}:
             why = f": {record.reason}" if record.reason else ""
             yield Obstacle(Kind.NOT_CLEAN, subject, f"is not clean yet{why}")
-        if free and region.id in state.debugs and state.kept(region.id) is None:
+        if region.id in state.debugs and state.kept(region.id) is None:
             yield Obstacle(
                 Kind.UNDECIDED,
                 subject,
                 "is to be kept for debugging, if its container failed",
                 operator=f"`fpga-plugin card release {region.card}` ends that",
+                device=None if claim is None else claim.device,
             )
         if pods := sorted({one.pod for one in state.tenancies.left(region.id) if one.pod}):
             yield Obstacle(

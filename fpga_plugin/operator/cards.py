@@ -9,7 +9,7 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.obstacles import Stops
+from fpga_plugin.ledger.obstacles import FAILED, Stops
 from fpga_plugin.ledger.records import Claim, Condition, Debug, RegionRecord
 from fpga_plugin.operator.owners import by_device, who
 from fpga_plugin.operator.schema import (
@@ -146,7 +146,7 @@ class _Cards:
         ledger = self._ledger
         record = ledger.record(region.id)
         claim = ledger.region_claim(region.id)
-        trouble = ledger.obstacles.trouble(region.id)
+        obstacles = list(ledger.obstacles.of(region.id))
         kept = ledger.kept(region.id)
         why = unusable(self._plugin, self._survey.settings.scrub, region)
         return {
@@ -154,8 +154,8 @@ class _Cards:
             "node": str(region.grant),
             "ownership": ledger.ownership(region.id).value,
             "condition": record.condition.value,
-            "reason": trouble or record.reason,
-            "failed": (bool(trouble) and kept is None) or record.condition is Condition.FAULTED,
+            "reason": next((one.cause for one in obstacles if one.cause), record.reason),
+            "failed": any(one.kind in FAILED for one in obstacles),
             "unusable": "" if why is None else why.value,
             "afu_id": record.afu_id or "",
             "bitstream": self._survey.catalogue.name(record.afu_id or ""),

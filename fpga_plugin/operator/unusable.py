@@ -10,6 +10,7 @@ from enum import Enum
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.obstacles import FAILED
 from fpga_plugin.ledger.records import Condition
 from fpga_plugin.plugin import Plugin
 
@@ -47,7 +48,6 @@ def _has_another_state(ledger: Ledger, card: Card, region: Region) -> bool:
         ledger.region_claim(region.id) is not None
         or card.id in ledger.drained
         or ledger.kept(region.id) is not None
-        or bool(ledger.obstacles.trouble(region.id))
-        or ledger.record(region.id).condition is Condition.FAULTED
+        or any(one.kind in FAILED for one in ledger.obstacles.of(region.id))
         or bool(ledger.obstacles.exposure.refusal(card, whole=True))
     )

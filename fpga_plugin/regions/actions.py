@@ -15,6 +15,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.model import Card, PciFunction
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.obstacles import Kind, Stops
 from fpga_plugin.ledger.records import CLEAN, Claim, Condition
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
@@ -185,8 +186,9 @@ class CardActions:
             RefusedError: it is in service, or somebody has.
         """
         ledger = self._ledger
-        if claims := ledger.claims_on(card_id):
-            raise RefusedError(f"card {card_id} is in use: {claims[0].device} has an owner")
+        for obstacle in ledger.obstacles.of(card_id):
+            if obstacle.kind in {Kind.OWNED, Kind.KEPT, Kind.UNDECIDED}:
+                raise obstacle.refusal(operator=True)
         if (present := ledger.cards.get(card_id)) is None:
             # It cannot be served now: nobody is given anything of it, and what somebody still has
             # of it is his. Whoever else has a function of it open, the backend sees.
@@ -199,16 +201,6 @@ class CardActions:
             raise RefusedError(
                 f"card {card_id} is in service",
                 hint=f"run `fpga-plugin card drain {card_id}` first",
-            )
-        if kept := ledger.kept_on(card_id):
-            first = kept[0].region
-            why = (
-                ledger.obstacles.trouble(first)
-                or "to be kept for debugging, if its container failed"
-            )
-            raise RefusedError(
-                f"region {first} is {why}",
-                hint=f"`fpga-plugin card release {card_id}` ends that",
             )
         for region in present.regions:
             if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
@@ -255,7 +247,8 @@ class CardActions:
             for region in present.regions:
                 record = ledger.record(region.id)
                 if record.condition not in CLEAN and not holders:
-                    why = ledger.obstacles.trouble(region.id) or record.reason
+                    fault = ledger.obstacles.first(region.id, Stops.SCRUB)
+                    why = record.reason if fault is None else fault.cause or fault.message
                     reason = f" ({why})" if why else ""
                     not_clean.append(f"{region.id} is {record.condition}{reason}")
                     if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:

@@ -10,7 +10,6 @@ client's own name for it, and asking again by that name waits on.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -39,6 +38,7 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_device_id,
 )
+from fpga_plugin.ledger.obstacles import Kind, Stops
 from fpga_plugin.regions.clocks import ClockPlan
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -183,37 +183,17 @@ class HandProgrammer:
         card = ledger.cards.get(card_id)
         if card is None or region not in card.regions:
             raise CardGoneError(f"card {card_id} went, or is another one by now")
-        for why, hint in (*self._not_allowed(card), *self._in_use(card, region)):
-            raise RefusedError(f"card {card_id} {why}", hint=hint)
+        if card_id not in ledger.drained:
+            raise RefusedError(
+                f"card {card_id} is in service",
+                hint=f"run `fpga-plugin card drain {card_id}` first",
+            )
+        # A neighbour's owner shares the card's memory, which is cleared.
+        of_card = (one for one in ledger.obstacles.of(card_id) if one.kind is Kind.OWNED)
+        obstacle = next(of_card, None) or ledger.obstacles.first(region.id, Stops.BY_HAND)
+        if obstacle is not None:
+            raise obstacle.refusal(operator=True)
         return card
-
-    def _not_allowed(self, card: Card) -> Iterator[tuple[str, str]]:
-        ledger = self._operations.ledger
-        if card.id not in ledger.drained:
-            yield "is in service", f"run `fpga-plugin card drain {card.id}` first"
-        if not card.reprogrammable:
-            yield "cannot be reconfigured partially", "its image is in its flash"
-        if ledger.naming.serves_functions:
-            why = "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)"
-            yield why, "set another FPGA_PLUGIN_ADVERTISE to program its regions"
-
-    def _in_use(self, card: Card, region: Region) -> Iterator[tuple[str, str]]:
-        ledger, look = self._operations.ledger, "see `fpga-plugin status`"
-        for claim in ledger.claims_on(card.id):
-            yield f"is in use: {claim.device} has an owner", look
-        if (foreign := ledger.foreign.get(card.id)) is not None:
-            yield f"is left alone: {foreign}", look
-        if card.id in ledger.unreconciled:
-            yield "is new, and kubelet's records, which tell who has it, were not read since", look
-        if card.id in ledger.rebinding:
-            yield "is being rebound", look
-        if not ledger.own_node(region):
-            yield f"has {region.id}, whose node is in the hands of a pod that still runs", look
-        if ledger.kept(region.id) is not None:
-            end = f"`fpga-plugin card release {card.id}` ends that"
-            yield f"has {region.id}, which is {ledger.obstacles.trouble(region.id)}", end
-        elif trouble := ledger.obstacles.bars_work(region.id):
-            yield f"has {region.id}, which is faulted: {trouble}", "see docs/runbook.md"
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
         operations, ledger = self._operations, self._operations.ledger

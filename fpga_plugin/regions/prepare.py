@@ -20,7 +20,8 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
 from fpga_plugin.ledger.lease import Lease
-from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.obstacles import Kind, Stops
 from fpga_plugin.ledger.records import Condition, RegionRecord
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.operations import CardOperations, Work
@@ -201,18 +202,16 @@ class Preparer:
             )
         for claim in plan.lease.claims:
             ledger.obstacles.check_grants(claim)
-            if (why := ledger.foreign.get(card_of(claim.device))) is not None:
-                raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
         for region in plan.wants:
-            if reason := ledger.obstacles.bars_work(region):
-                card = ledger.cards.get(card_of(region))
-                poisoned = card is not None and self._recovery.poisoned(card, plan.wants)
-                if mending and card is not None and self._mendable(card, plan):
+            if (obstacle := ledger.obstacles.first(region, Stops.START)) is None:
+                continue
+            card = ledger.cards.get(card_of(region))
+            if obstacle.kind in {Kind.FAULTED, Kind.FAILING} and card is not None:
+                if mending and self._mendable(card, plan):
                     continue
-                hint = "the operator finds what to do in docs/runbook.md; " + DELETE_THE_POD
-                if card is not None and poisoned:
-                    hint = self._recovery.advice(card)
-                raise RefusedError(f"region {region} is faulted: {reason}", hint=hint)
+                if self._recovery.poisoned(card, plan.wants):
+                    raise RefusedError(obstacle.message, hint=self._recovery.advice(card))
+            raise obstacle.refusal()
 
     async def _card(
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]

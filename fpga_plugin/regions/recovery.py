@@ -24,6 +24,7 @@ from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.obstacles import Stops
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.link import Link
 from fpga_plugin.regions.operations import CardOperations
@@ -115,9 +116,7 @@ class Recovery:
             self.may(card.id)
             and (card.id in self._asked or card.id not in self._ledger.drained)
             and self.poisoned(card)
-            and not self._ledger.claims_on(card.id)
-            and not self._ledger.kept_on(card.id)
-            and card.id not in self._ledger.foreign
+            and self._ledger.obstacles.first(card.id, Stops.REBIND) is None
         )
 
     def left_over(self, card: Card) -> bool:
@@ -170,16 +169,9 @@ class Recovery:
     async def _hindrance(self, card: Card, owner: AbstractSet[DeviceId]) -> str:
         """What forbids it now; empty: nothing. Open ports are looked for later, in one turn."""
         ledger = self._ledger
-        others = [c.device for c in ledger.claims_on(card.id) if c.device not in owner]
-        others += [DeviceId(kept.region) for kept in ledger.kept_on(card.id)]
-        if others:
-            return f"{', '.join(sorted(others))} has an owner, or is kept for debugging"
-        if card.id in ledger.unreconciled:
-            return "kubelet's records were not read since it was found: it may have an owner"
-        for region in card.regions:
-            for one in ledger.strangers(region):
-                who = f"pod {one.pod}" if one.pod is not None else "the pod"
-                return f"{', '.join(one.nodes)} is open to {who} that was given {one.region}"
+        for one in ledger.obstacles.against(Stops.REBIND, card.id):
+            if one.device not in owner:
+                return one.message
         own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
         former = [one for one in ledger.left_on(card.id) if one.pod not in own]
         if (living := await self._operations.living(former)) is not None:

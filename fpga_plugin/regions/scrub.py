@@ -27,6 +27,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ledger.obstacles import Stops
 from fpga_plugin.ledger.records import CLEAN, Condition, Tenancy
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue, Outcome
@@ -99,33 +100,26 @@ class Scrubber:
     def _borrowed(self, card: Card) -> list[Region]:
         """Clean regions without an owner for which the plugin bound drivers."""
         ledger = self._operations.ledger
-        if self._left_alone(card.id):
-            return []
         return [
             region
             for region in card.regions
             if self._operations.backend.borrowed(region)
             and ledger.record(region.id).condition in CLEAN
             and ledger.region_claim(region.id) is None
-            and ledger.own_node(region)
+            and self._may_work(region)
         ]
 
-    def _left_alone(self, card: CardId) -> bool:
-        ledger = self._operations.ledger
-        return card in ledger.foreign or card in ledger.unreconciled
+    def _may_work(self, region: Region) -> bool:
+        return self._operations.ledger.obstacles.first(region.id, Stops.SCRUB) is None
 
     def _due(self, card: Card) -> list[Region]:
         ledger = self._operations.ledger
-        if self._left_alone(card.id):
-            return []
         return [
             region
             for region in card.regions
             if ledger.record(region.id).condition is Condition.DIRTY
             and self._nobody_runs(region)
-            and region.id not in ledger.debugs  # kept, or about to be: `debugging` ends it
-            and not ledger.obstacles.bars_work(region.id)
-            and ledger.own_node(region)
+            and self._may_work(region)
         ]
 
     def _nobody_runs(self, region: Region) -> bool:
@@ -147,9 +141,8 @@ class Scrubber:
             card.clears_memory
             and card.id in ledger.debts
             and not ledger.claims_on(card.id)
-            and not self._left_alone(card.id)
             and ledger.others_clean(card, ())
-            and not any(ledger.obstacles.bars_work(region.id) for region in card.regions)
+            and all(map(self._may_work, card.regions))
         )
 
     async def work(self, card_id: CardId) -> Outcome:
@@ -270,8 +263,8 @@ class Scrubber:
             except (PortInUseError, CardGoneError, NotFinishedError) as error:
                 self._wait_for(region.id, error.message)
                 continue
-            if not operations.ledger.own_node(region):  # its device number shows only now
-                self._wait_for(region.id, "a pod that still runs was given its device number")
+            if why := operations.ledger.obstacles.first(region.id, Stops.SCRUB):
+                self._wait_for(region.id, why.message)  # its device number shows only now
                 continue
             held[region] = ports[region.id]
             self._waits.pop(region.id, None)

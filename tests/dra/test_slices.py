@@ -18,7 +18,7 @@ from doubles.loops import beside
 from doubles.loops import until as soon
 from ledger_support import make_ledger, scrub
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.config.settings import Advertise
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.pool import MAX_NAME, Pool
 from fpga_plugin.dra.poolcheck import PoolCheck
@@ -88,7 +88,7 @@ def node(cluster: Cluster, cards=CARDS, *, as_plugin: bool = False) -> Iterator[
         reconciler = SliceReconciler(
             credentials,
             Pool(DRIVER, name),
-            Wanted(ledger, advertise=Advertise.BOTH, scrub=ScrubPolicy.REQUIRED),
+            Wanted(ledger, advertise=Advertise.BOTH),
             registered=registered,
             settle=0.1,
         )

@@ -12,6 +12,7 @@ from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceN
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.ledger.lists import DeviceLists
+from fpga_plugin.ledger.obstacles import FAILED, Kind
 from fpga_plugin.ledger.records import (
     CLEAN,
     Change,
@@ -156,6 +157,12 @@ def make_lists(
     unblanked = advertise is Advertise.AF or scrub is ScrubPolicy.BEST_EFFORT
     ledger.obstacles.offered = CLEAN if unblanked else frozenset({Condition.BLANK})
     return DeviceLists(ledger, prefix=PREFIX, advertise=advertise)
+
+
+def trouble(ledger: Ledger, region: RegionId) -> str:
+    """Why a region is given to nobody, whatever is on it; empty if nothing is wrong."""
+    why = FAILED | {Kind.KEPT}
+    return next((one.cause for one in ledger.obstacles.of(region) if one.kind in why), "")
 
 
 def shown(lists: DeviceLists, resource: ResourceName = REGIONS) -> dict[DeviceId, bool]:

@@ -371,7 +371,7 @@ def test_functions_are_made_of_a_card_that_nobody_has(scene: Scene, *, wanted: b
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        (owned, "is in use: {} has an owner"),
+        (owned, "{} has an owner"),
         (in_service, "is in service"),
         (kept, "region {} is kept for debugging as pod space/name"),
         (undecided, "region {} is to be kept for debugging, if its container failed"),

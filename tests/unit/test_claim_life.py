@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import RememberedImages, Scene, scenes
-from ledger_support import MemoryJournal, tenancy
+from ledger_support import MemoryJournal, tenancy, trouble
 from ledger_world import Plugin, Pod, Rack, make_boards
 from test_gate import poison
 
@@ -297,7 +297,7 @@ def test_what_a_tenants_image_may_have_caused_has_nothing_prepared_again_under_a
     scene.rack.slot(region).silent = "hung"
     scene.plugin.begin(scene.plugin.hardware.check(card_of(region)))
     scene.plugin.work()
-    assert scene.ledger.obstacles.trouble(region)
+    assert trouble(scene.ledger, region)
     scene.rack.done.clear()
     assert scene.prepared() == first
     assert not scene.rack.done

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from doubles.cards import POISONED, TOO_HOT
 from ledger_scene import Scene
+from ledger_support import trouble
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.errors import AcceleratorSilentError, RefusedError
@@ -70,18 +71,18 @@ def test_a_hung_accelerator_is_scrubbed_when_its_owner_is_gone_and_given_out_aga
     pod = tenant(scene, region)
     hang(scene, region)
     assert scene.ledger.failing == {region: CURABLE}
-    assert scene.ledger.obstacles.trouble(region)
+    assert trouble(scene.ledger, region)
     with pytest.raises(RefusedError, match="faulted: hung"):
         scene.admit(region)
     leave(scene, pod)
     assert scene.condition(region) is Condition.BLANK
     programs = scene.rack.programs
     look(scene)
-    assert not scene.ledger.obstacles.trouble(region), "at the first look"
+    assert not trouble(scene.ledger, region), "at the first look"
     scene.plugin.work()
     assert scene.rack.programs == programs, "it was scrubbed once"
     tenant(scene, region)
-    assert not scene.ledger.obstacles.trouble(other)
+    assert not trouble(scene.ledger, other)
 
 
 def test_a_free_region_whose_accelerator_hangs_is_scrubbed(scene: Scene) -> None:

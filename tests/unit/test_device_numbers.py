@@ -117,7 +117,7 @@ def test_a_row_without_numbers_is_read_and_gets_those_that_its_nodes_have(*, lef
     again = reopened(journal, CARD)
     assert only(again).numbers == ("240:0",)
     if not left:
-        again.check_grants(again.claims[P0])
+        again.obstacles.check_grants(again.claims[P0])
 
 
 def test_in_another_boot_a_pod_has_the_numbers_of_this_one() -> None:

@@ -176,6 +176,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     def run(story: Play, life: Life | None = None) -> None:
         async def main() -> None:
             ledger, _ = make_ledger(CARD)
+            ledger.obstacles._claims = True
             lives, heard = life or Life(), Heard()
             recorder = EventRecorder(
                 None,
@@ -611,9 +612,9 @@ def long_words(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("happens", "message"),
     [
-        (gone, "gone"),
-        (gone_and_faulted, "gone"),
-        (a_region_less, "gone"),
+        (gone, f"card {CARD.id} is gone"),
+        (gone_and_faulted, f"card {CARD.id} is gone"),
+        (a_region_less, f"card {CARD.id} shows 1 of its 2 regions"),
         (second_fails, TOO_HOT.message),
         (long_words, "x" * 1024),  # what the API takes of a device's health
     ],

@@ -15,6 +15,7 @@ from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.dra.wanted import Effect, Form, Slice, Taint, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId, ResourceName
+from fpga_plugin.ledger.records import CLEAN, Condition
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=1)
@@ -25,7 +26,10 @@ OLD = Form(counters=False, taints=False)
 
 
 def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
-    return Wanted(ledger, advertise=advertise, scrub=scrub_policy)
+    required = scrub_policy is ScrubPolicy.REQUIRED
+    ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
+    ledger.obstacles._claims = True
+    return Wanted(ledger, advertise=advertise)
 
 
 def told(ledger, form=NEW, **given):
@@ -368,7 +372,7 @@ def test_of_an_owned_card_a_region_that_went_is_told_and_is_no_device_of_its_own
     ledger, _ = make_ledger(CARD)
     own(ledger, BOARD)
     found(ledger, replace(CARD, regions=CARD.regions[:1]))
-    assert keys(ledger, BOARD) == ["gone", "incomplete"]
+    assert keys(ledger, BOARD) == ["incomplete"]
     assert names(ledger) == [device_name(P0), device_name(BOARD)]
 
 

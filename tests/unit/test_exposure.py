@@ -8,7 +8,7 @@ from doubles.cards import REGIONS, WHOLE, device, make_card
 from doubles.dfl import FakeKernel, served
 from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopened, scrub, shown
 
-from fpga_plugin.config.settings import Advertise, Exposure, ScrubPolicy
+from fpga_plugin.config.settings import Advertise, Exposure
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.errors import RefusedError
@@ -114,7 +114,7 @@ def holder(uid: str, *devices) -> Holder:
 
 def tainted(ledger, form=Form(taints=True)):  # noqa: B008  # it is frozen
     """Devices that ResourceSlices show, and whether this keeps them from claims."""
-    slices = Wanted(ledger, advertise=Advertise.BOTH, scrub=ScrubPolicy.REQUIRED)(form)
+    slices = Wanted(ledger, advertise=Advertise.BOTH)(form)
     return {
         parse_device_name(one.name): "exposed" in {taint.key for taint in one.taints}
         for part in slices

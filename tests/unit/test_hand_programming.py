@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import Scene
-from ledger_support import tenancy
+from ledger_support import tenancy, trouble
 from ledger_world import Pod
 
 from fpga_plugin.bitstream.names import Names
@@ -112,7 +112,7 @@ def test_a_region_whose_accelerator_hangs_is_scrubbed_and_programmed(scene: Scen
     scene.rack.slot(scene.regions[0]).silent = "hung"
     scene.plugin.begin(scene.plugin.hardware.check(card(scene)))
     scene.plugin.work()
-    assert scene.ledger.obstacles.trouble(scene.regions[0])
+    assert trouble(scene.ledger, scene.regions[0])
     program(scene)
     assert scene.condition(scene.regions[0]) is Condition.PROGRAMMED
 
@@ -225,14 +225,14 @@ def port_open(scene: Scene) -> None:
         (in_service, "is in service", False),
         (in_its_flash, "cannot be reconfigured partially", False),
         (functions, "holds functions", False),
-        (owned, "is in use: {} has an owner", False),
+        (owned, "{} has an owner", False),
         (neighbour, "has an owner", False),
         (foreign, "is left alone: another plugin served it", False),
-        (unreconciled, "is new, and kubelet's records", False),
+        (unreconciled, "is not known: kubelet's records", False),
         (rebinding, "is being rebound", False),
-        (lent, "has {}, whose node is in the hands of a pod that still runs", False),
-        (kept, "has {}, which is kept for debugging as pod space/name", False),
-        (failing, "has {}, which is faulted: thermal: AP6", False),
+        (lent, "of region {} is also open to pod pod", False),
+        (kept, "region {} is kept for debugging as pod space/name", False),
+        (failing, "region {} is faulted: thermal: AP6", False),
         (former, "pod former, which had a region of card", True),
         (neighbours_former, "pod former, which had a region of card", True),
         (port_open, "of region {} is in use", True),

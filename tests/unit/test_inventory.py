@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from doubles.cards import AFU, BLANK, REGIONS, WHOLE
 from ledger_scene import Scene, scenes
-from ledger_support import listed
+from ledger_support import listed, trouble
 from ledger_world import FACTORY
 
 from fpga_plugin.errors import FpgaPluginError
@@ -103,7 +103,7 @@ def test_an_owned_region_whose_id_cannot_be_read_is_a_matter_of_its_health(
     scene.rack.slot(region).afu = None
     look(scene)
     assert scene.condition(region) is Condition.PROGRAMMED
-    assert scene.ledger.obstacles.trouble(region).startswith("poisoned")
+    assert trouble(scene.ledger, region).startswith("poisoned")
 
 
 @pytest.mark.parametrize("during", ["health", "afu_id"])
@@ -131,7 +131,7 @@ def test_signals_of_a_card_that_was_replaced_while_they_were_read_are_not_its_su
     setattr(scene.rack, during, replaced)
     scene.plugin.work()
     pass_a_second(scene)
-    assert not scene.ledger.obstacles.trouble(region)
+    assert not trouble(scene.ledger, region)
     assert "region unhealthy" not in scene.logged
     assert all(scene.condition(r) is Condition.BLANK for r in scene.regions)
 

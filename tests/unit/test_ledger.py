@@ -28,6 +28,7 @@ from ledger_support import (
     scrub,
     shown,
     start,
+    trouble,
 )
 
 from fpga_plugin.config.settings import ScrubPolicy
@@ -745,7 +746,7 @@ def test_a_region_that_recovers_is_dirty_unless_owned(ledger: Ledger) -> None:
     ledger.allocations.allocate(REGIONS, [P0])
     start(ledger, P0)
     ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT, R1: TOO_HOT})
-    assert (ledger.obstacles.trouble(R0), ledger.obstacles.trouble(R1)) == (
+    assert (trouble(ledger, R0), trouble(ledger, R1)) == (
         TOO_HOT.message,
         TOO_HOT.message,
     )
@@ -783,7 +784,7 @@ def test_a_region_of_another_instance_is_dirty_and_no_other(ledger: Ledger) -> N
     assert ledger.hardware.card_found(again, {R0: AFU, R1: BLANK}, BLANK) == {R0}
     assert condition(ledger) is Condition.DIRTY
     assert condition(ledger, R1) is Condition.BLANK
-    assert not ledger.obstacles.trouble(R0), "that was another's"
+    assert not trouble(ledger, R0), "that was another's"
     assert ledger.lives[CARD.id] == lives + 1
     assert not ledger.hardware.card_found(again, {R0: AFU, R1: BLANK}, BLANK)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_card
-from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy
+from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy, trouble
 from test_holders import A, holder
 
 from fpga_plugin.config.settings import ScrubPolicy
@@ -295,8 +295,8 @@ def test_a_faulted_region_is_in_trouble_though_nobody_wrote_why() -> None:
     """Invariant 4: it would be given out else."""
     ledger, _ = make_ledger(CARD)
     ledger.commit(Change(regions={R0: RegionRecord(R0, Condition.FAULTED, "")}))
-    assert ledger.obstacles.trouble(R0)
-    assert not ledger.obstacles.trouble(R1)
+    assert trouble(ledger, R0)
+    assert not trouble(ledger, R1)
 
 
 def test_of_a_card_that_is_gone_there_is_no_region() -> None:

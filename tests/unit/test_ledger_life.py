@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from ledger_support import MemoryJournal, ProcessDiedError, listed, table
+from ledger_support import MemoryJournal, ProcessDiedError, listed, table, trouble
 from ledger_world import (
     AFUS,
     INSTANCES,
@@ -682,7 +682,7 @@ class Life(RuleBasedStateMachine):
         """Hardware is gone or has failed, as far as the plugin can know."""
         ledger = self.plugin.ledger
         rebinding = card_of(region) in ledger.rebinding
-        return ledger.region(region) is None or rebinding or bool(ledger.obstacles.trouble(region))
+        return ledger.region(region) is None or rebinding or bool(trouble(ledger, region))
 
     @invariant()
     def what_is_offered_is_clean(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_support import MemoryJournal, gone, listed, make_lists, remembered, table
+from ledger_support import MemoryJournal, gone, listed, make_lists, remembered, table, trouble
 from test_unwritten import laxer
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
@@ -191,7 +191,7 @@ class Steps(RuleBasedStateMachine):
             assert self.ledger.claims[claim.device] == claim
             present = {r.id: r.grant for r in self.ledger.obstacles.regions_of(claim.device)}
             assert claim.grants == present
-            assert not any(self.ledger.obstacles.trouble(region) for region in present)
+            assert not any(trouble(self.ledger, region) for region in present)
             others = [one for one in self.ledger.tenancies.values() if one.region not in present]
             for node in (node for grant in present.values() for node in grant.nodes):
                 assert not any(node in one.nodes for one in others)
@@ -271,7 +271,7 @@ class Steps(RuleBasedStateMachine):
         free = self.ledger.region_claim(region) is None
         if region in self.ledger.debugs and free:
             done = self.happens_or_not(lambda: (self.ledger.work.keep(region, until), True))
-            assert done is None or self.ledger.obstacles.trouble(region)
+            assert done is None or trouble(self.ledger, region)
 
     @rule(regions=some_regions)
     def no_longer_kept(self, regions) -> None:

@@ -63,7 +63,8 @@ REASONS = {
     Kind.GONE: lambda one: one.hardware.card_gone(CARD.id),
     Kind.KEPT: lambda one: one.commit(debug(9.0)),
     Kind.UNDECIDED: lambda one: one.commit(debug(0.0)),
-    Kind.FAULTED: lambda one: fail(one, FaultKind.TRANSIENT),
+    Kind.FAULTED: lambda one: one.work.faulted(R0, "a PR failed"),
+    Kind.FAILING: lambda one: fail(one, FaultKind.TRANSIENT),
     Kind.HUNG: lambda one: fail(one, FaultKind.CURABLE),
     Kind.STRANGER: lambda one: one.commit(tenancy(R1, *CARD.regions[0].grant.nodes)),
     Kind.TENANCY: lambda one: one.commit(tenancy(R0, "/dev/another")),
@@ -123,7 +124,9 @@ def test_the_operator_refuses_cards_that_expose_memory(ledger: Ledger) -> None:
 def test_modes_restarts_and_releases_of_others_never_take_a_device_from_its_owner() -> None:
     """Invariant 3: only hardware, or the other API, makes an owned device Unhealthy."""
     stopping = {kind for kind in Kind if Stops.OWNER in kind.stops}
-    hardware = {Kind.GONE, Kind.INCOMPLETE, Kind.FAULTED, Kind.HUNG, Kind.REBINDING}
+    hardware = {Kind.GONE, Kind.INCOMPLETE, Kind.FAULTED, Kind.FAILING, Kind.HUNG} | {
+        Kind.REBINDING
+    }
     assert stopping == hardware | {Kind.RESOURCE_CLAIM}
 
 
@@ -151,7 +154,7 @@ def test_the_most_telling_reason_comes_first(ledger: Ledger) -> None:
     ledger.hardware.set_drained(CARD.id, drained=True)
     ledger.hardware.set_failing(CARD.id, {R0: Fault(FaultKind.LASTING, "port: dead")})
     found = [one.kind for one in ledger.obstacles.of(D0)]
-    assert found == [Kind.FAULTED, Kind.DRAINED, Kind.NOT_CLEAN]
+    assert found == [Kind.FAILING, Kind.DRAINED, Kind.NOT_CLEAN]
     with pytest.raises(RefusedError, match="is faulted: port: dead"):
         ledger.obstacles.check(D0, Stops.ALLOCATE)
 
