@@ -44,6 +44,9 @@ class Backend:
                 assert self.go_on.wait(LIMIT)
             self.open.remove(region.id)
 
+    def numbers(self, region):
+        return {}
+
 
 def make_bench():
     backend, workers = Backend(), CardWorkers()
@@ -55,7 +58,9 @@ def make_bench():
         unreconciled=frozenset(),
         claims_on=lambda _: (),
         record=lambda _: SimpleNamespace(condition="blank", reason=""),
-        left=lambda _: [],
+        hardware=SimpleNamespace(numbered=lambda _: None),
+        tenancies=SimpleNamespace(left=lambda _: []),
+        obstacles=SimpleNamespace(first=lambda *_: None),
         strangers=lambda _: [],
     )
     operations = CardOperations(
@@ -112,7 +117,8 @@ def test_ports_of_a_task_that_is_cancelled_while_it_holds_them_are_closed():
             await asyncio.sleep(20)
 
         task = asyncio.create_task(hold(operations, inside))
-        await holds.wait()
+        async with asyncio.timeout(20):
+            await holds.wait()
         assert len(backend.open) == len(CARD.regions)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -288,7 +288,7 @@ def test_it_is_tried_again_after_a_pause_that_doubles_and_is_forgotten(scene: Sc
         clock[0] += 1
         expected = min(expected * 2, recovery.LONGEST_PAUSE)
     assert expected == recovery.LONGEST_PAUSE
-    clock[0] += recovery.LONGEST_PAUSE
+    clock[0] += recovery.LONGEST_PAUSE + 1
     assert rebound(scene)
     assert later.pop()[1] == pytest.approx(recovery.FIRST_PAUSE, rel=0.25)
 
