@@ -4,7 +4,7 @@ What takes trust away only ever makes the ledger refuse more: a region is DIRTY 
 may have been used, a pod uses a region, an image is on it, memory is to be cleared, a card is out
 of service. It holds in memory at once, written or not. All else gives some: a region is clean or
 programmed, a device has an owner or none, a pod is gone. So do the first step of work on hardware
-and a hand-over: they hold, and go on, only once they are written (`LedgerState._commit`).
+and a hand-over: they hold, and go on, only once they are written (`State.commit`).
 """
 
 from collections.abc import Callable, Mapping

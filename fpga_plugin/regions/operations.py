@@ -293,7 +293,7 @@ class CardOperations:
     ) -> None:
         """Scrub a region but for its card's memory; it stays SCRUBBING.
 
-        `keep`: what is on it stays (`Ledger.keeps`).
+        `keep`: what is on it stays (`Naming.keeps`).
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
@@ -430,7 +430,7 @@ class Work:
     ) -> None:
         """Scrub regions but for the card's memory, which is a debt from now on.
 
-        `keeping`: those whose function stays (`Ledger.keeps`).
+        `keeping`: those whose function stays (`Naming.keeps`).
 
         Raises:
             FpgaPluginError: one failed, and the ledger knows.

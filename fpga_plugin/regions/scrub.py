@@ -45,7 +45,7 @@ class _Blank:
 
 
 _KEEP = _Blank()
-"""With nothing: its function stays (`Ledger.keeps`)."""
+"""With nothing: its function stays (`Naming.keeps`)."""
 
 
 class Scrubber:
