@@ -1025,7 +1025,6 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
         "anyio",
         "fpga_plugin.stock.next_container",
         "fpga_plugin.pods.sources",
-        "fpga_plugin.pods.pod",
         "fpga_plugin.pods.podsapi",
         "fpga_plugin.api.messages.core_v1",
     )

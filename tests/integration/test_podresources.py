@@ -341,6 +341,7 @@ def test_who_asks_again_soon_has_one_connection_to_each_kubelet(path, monkeypatc
         async with asyncio.timeout(LIMIT):
             while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.01)
+        client.close()  # where the server closed it first
 
     asyncio.run(scenario())
     assert len(made) == 1 + another
