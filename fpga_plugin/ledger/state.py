@@ -347,10 +347,6 @@ class State:
             )
         )
 
-    def own_node(self, region: Region) -> bool:
-        """Whether nobody was given a present node of this region for another region."""
-        return not self.strangers(region)
-
     def numbers_of(self, grant: Grant) -> Iterator[DeviceNumber]:
         """The numbers that a grant's nodes have now, as far as a present card shows them."""
         for node in grant.nodes:

@@ -61,7 +61,7 @@ def test_a_region_with_a_living_pods_number_is_given_to_nobody() -> None:
     assert listed(ledger, P2)
     ledger.hardware.card_gone(CARD.id)
     found(ledger, renumbered({"/dev/dfl-port.2": "240:0"}))
-    assert not ledger.own_node(R2)
+    assert ledger.strangers(R2)
     assert not listed(ledger, P2)
     with pytest.raises(RefusedError, match="is also open to the pod"):
         ledger.allocations.allocate(REGIONS, [P2])
@@ -78,7 +78,7 @@ def test_a_card_whose_fme_has_a_living_pods_number_is_given_to_nobody() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
     own(ledger, P0)
     found(ledger, make_card(1, major=239, fme=240))  # the FME of card 1 is 240:1
-    assert ledger.own_node(R0)
+    assert not ledger.strangers(R0)
     own(ledger, P1, NEXT)
     found(ledger, make_card(1, major=238, fme=239))  # and now 239:1, which P1's node had
     for region in (R0, R1):
@@ -187,4 +187,4 @@ def test_a_tenancys_numbers_outlive_the_plugin() -> None:
     after = reopened(journal, OTHER)
     assert only(after).numbers == ("240:0",)
     found(after, renumbered({"/dev/dfl-port.2": "240:0"}))
-    assert not after.own_node(R2)
+    assert after.strangers(R2)

@@ -238,7 +238,7 @@ def test_a_region_under_a_stale_node_is_dirty_where_it_may_have_been_used(
     assert [one.pod for one in ledger.strangers(of_its_node)] == ([POD_A] if started else [])
     gone(ledger, POD_A)
     assert condition(ledger, R1) is (Condition.DIRTY if started else Condition.BLANK)
-    assert ledger.own_node(of_its_node)
+    assert not ledger.strangers(of_its_node)
 
 
 def ghost_with_node_0(ledger: Ledger) -> RegionId:
