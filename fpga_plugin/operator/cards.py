@@ -9,7 +9,7 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.obstacles import FAILED, Stops
+from fpga_plugin.ledger.obstacles import FAILED, Obstacle, Stops
 from fpga_plugin.ledger.records import Claim, Condition, Debug, RegionRecord
 from fpga_plugin.operator.owners import by_device, who
 from fpga_plugin.operator.schema import (
@@ -154,7 +154,7 @@ class _Cards:
             "node": str(region.grant),
             "ownership": ledger.ownership(region.id).value,
             "condition": record.condition.value,
-            "reason": next((one.cause for one in obstacles if one.cause), record.reason),
+            "reason": self._reason(record, obstacles),
             "failed": any(one.kind in FAILED for one in obstacles),
             "unusable": "" if why is None else why.value,
             "afu_id": record.afu_id or "",
@@ -165,6 +165,18 @@ class _Cards:
             "kept": None if kept is None else self._kept(kept),
             "owner": None if claim is None else self._owner(claim),
         }
+
+    def _reason(self, record: RegionRecord, obstacles: Iterable[Obstacle]) -> str:
+        """Why a region is as it is, and what its scrub waits for."""
+        if cause := next((one.cause for one in obstacles if one.cause), ""):
+            return cause
+        if record.condition is not Condition.DIRTY:
+            return record.reason
+        if (why := self._ledger.obstacles.first(record.region, Stops.SCRUB)) is not None:
+            waits = f"{why.message} ({why.operator})" if why.operator else why.message
+        else:
+            waits = self._plugin.scrubber.waits_for(record.region)
+        return "; its scrub waits: ".join(filter(None, (record.reason, waits)))
 
     def _healthy(self, region: Region, claim: Claim | None) -> bool:
         """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""

@@ -80,6 +80,10 @@ class Scrubber:
                 ledger.work.another_blank(card.id)
                 self._queue.add(card.id)
 
+    def waits_for(self, region: RegionId) -> str:
+        """What the scrub of a DIRTY region waited for at the last look; empty: for nothing."""
+        return self._waits.get(region, "")
+
     def has_work(self, card_id: CardId) -> bool:
         """Whether anything is to be done to a card, now or once somebody is gone."""
         card = self._operations.ledger.cards.get(card_id)

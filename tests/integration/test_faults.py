@@ -257,6 +257,11 @@ def test_one_open_port_does_not_keep_the_cards_other_regions_waiting():
         node.kubelet.deallocate(P0, P1)
         node.kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
         assert (node.afu(P0), node.afu(P1)) == (AFU, BLANK)
+        node.plugin.until_logged("scrub waits", region=P0)
+        cards = ask(str(node.told().state_dir), "GET", "/status")["cards"]
+        (reason,) = (r["reason"] for c in cards for r in c["regions"] if r["region"] == P0)
+        assert reason.startswith("its owner left; its scrub waits: ")
+        assert P0 in reason.partition("waits: ")[2]
 
 
 @pytest.mark.parametrize("word", ["thermal", "fatal"])
