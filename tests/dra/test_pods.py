@@ -269,7 +269,7 @@ def test_an_unprepare_on_a_full_disk_holds_the_pod_until_there_is_room(
     """The claim's end cannot be journalled: it has not ended, and the call says so at once."""
     disk = SCRATCH / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "disk", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "disk", disk], check=True)
     try:
         simulated = SCRATCH / "plugin/simulated"
         node = make_node("1x1", state_dir=str(disk), simulated_dir=str(simulated))
