@@ -192,21 +192,19 @@ def _wire(points: Points) -> None:
 
 
 def _claims(points: Points) -> None:
-    """The API server's answers, and less to wait for: lives are short."""
+    """The API server's answers."""
     from fpga_plugin.api.rest import Session
-    from fpga_plugin.dra import reconcile
     from fpga_plugin.dra.slices import SliceReconciler
 
     points.around_coroutine(Session, "call", "api", "api-server")
-    reconcile.LOOK_SECONDS = 0.2  # type: ignore[misc]
     SliceReconciler.__init__.__kwdefaults__["settle"] = 0.01
 
 
 def _leftovers() -> None:
-    """What claims still have by the other API is looked at sooner: lives are short."""
-    from fpga_plugin.dra import leftovers
+    """What claims have, by either API, is looked at sooner: lives are short."""
+    from fpga_plugin.dra import reconcile
 
-    leftovers.LOOK_SECONDS = 0.2
+    reconcile.LOOK_SECONDS = 0.2  # type: ignore[misc]
 
 
 def _jump(seconds: float) -> None:
