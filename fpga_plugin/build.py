@@ -60,7 +60,7 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
         )
         return Hardware(simulated.backend, simulated.events)
     from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
-    from fpga_plugin.hardware.dfl.linux import LinuxKernel
+    from fpga_plugin.hardware.linux import LinuxKernel
     from fpga_plugin.hardware.udev import UdevEvents
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)

@@ -12,7 +12,7 @@ import pytest
 from doubles import LIMIT
 
 from fpga_plugin.config.settings import SimulatedGroup
-from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.ids import InterfaceId

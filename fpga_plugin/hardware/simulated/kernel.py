@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from fpga_plugin.config.settings import SimulatedGroup
-from fpga_plugin.hardware.dfl.kernel import Handle, Registers
+from fpga_plugin.hardware.kernel import Handle, Registers
 from fpga_plugin.hardware.simulated.board import Board, OpenFile
 from fpga_plugin.hardware.simulated.driver import PciDriver
 from fpga_plugin.hardware.simulated.faults import Fault
@@ -38,7 +38,7 @@ _NODE = re.compile(r"/dev/dfl-(fme|port)\.([0-9]{1,9})", re.ASCII)
 
 
 class SimulatedKernel:
-    """Implements `fpga_plugin.hardware.dfl.kernel.Kernel`. Thread safe.
+    """Implements `fpga_plugin.hardware.kernel.Kernel`. Thread safe.
 
     Args:
         directory: FPGA_PLUGIN_SIMULATED_DIR.

@@ -23,8 +23,8 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents

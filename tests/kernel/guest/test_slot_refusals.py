@@ -36,7 +36,7 @@ from daemon_support import (
 )
 
 from fpga_plugin.errors import SlotUnusableError
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.vfio.function import read_function
 from fpga_plugin.hardware.vfio.groups import Groups
 from fpga_plugin.ids import PciAddress

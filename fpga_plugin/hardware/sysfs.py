@@ -1,10 +1,10 @@
-"""Reading sysfs as the DFL code needs it: a feature may be absent, and a value may be nonsense."""
+"""Reading sysfs as the families need it: a feature may be absent, and a value may be nonsense."""
 
 import re
 from collections.abc import Iterator
 
 from fpga_plugin.errors import HardwareError, quote
-from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.kernel import Kernel
 
 _NUMBER = re.compile(r"0x[0-9a-f]{1,16}|[0-9]{1,20}", re.ASCII)
 _BARE_HEX = re.compile(r"[0-9a-f]{1,16}", re.ASCII)

@@ -1,4 +1,4 @@
-"""The real kernel behind the DFL code: sysfs and device nodes, wherever they are mounted.
+"""The real kernel: sysfs and device nodes, wherever they are mounted.
 
 A DaemonSet may see the node's trees at other places than /sys and /dev. The rest of the code speaks
 the node's own paths, which are also what containers are given; only this module knows better.
@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 
-from fpga_plugin.hardware.dfl.kernel import Handle
+from fpga_plugin.hardware.kernel import Handle
 
 _MAX_LINKS = 40
 """As many symbolic links as the kernel itself follows (MAXSYMLINKS, include/linux/namei.h)."""
@@ -19,7 +19,7 @@ _MAX_ATTRIBUTE = 65536
 
 
 class LinuxKernel:
-    """Implements `fpga_plugin.hardware.dfl.kernel.Kernel`.
+    """Implements `fpga_plugin.hardware.kernel.Kernel`.
 
     Args:
         sysfs_root: where the node's /sys is.
@@ -157,7 +157,7 @@ class LinuxKernel:
 
 
 class MappedRegisters:
-    """Implements `fpga_plugin.hardware.dfl.kernel.Registers`.
+    """Implements `fpga_plugin.hardware.kernel.Registers`.
 
     An item of a memoryview of 64-bit words is copied as a whole (CPython, Objects/memoryobject.c,
     unpack_single and pack_single), which is one load or store on 64-bit machines.
