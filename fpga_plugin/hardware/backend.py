@@ -216,6 +216,30 @@ class Backend(Protocol):
             HardwareError: it failed or timed out.
         """
 
+    def reset(self, card: Card) -> None:
+        """Bring a card that nobody uses to where no owner's image runs; of one that `resets`.
+
+        Seconds, and nothing can interrupt it. Whoever still has a node of it is ended. The card has
+        to be scanned again afterwards: its nodes may have other numbers. A plugin that dies
+        meanwhile finishes it with `bind`.
+
+        Raises:
+            PortInUseError: somebody has a node and does not end.
+            CardGoneError: the card or a driver of it is gone.
+            HardwareError: it failed.
+        """
+
+    def guard(self, card: Card) -> str:
+        """Restore what keeps others from changing the regions, where that was lost.
+
+        Of a card whose regions the plugin made what they are. Returns what was missing, for people;
+        empty: nothing was.
+
+        Raises:
+            CardGoneError: the card or a driver of it is gone.
+            HardwareError: it is missing, and cannot be restored.
+        """
+
     def rebind(self, card: Card) -> None:
         """Take the card's driver off and put it on again, which un-poisons its ports.
 
