@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
 
 
@@ -73,6 +74,7 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
+        takes: the kind of image that its driver programs.
         guarded: device numbers of nodes that no container may have: who has one programs the card,
             or resets a slot.
         id: the card's device id.
@@ -91,6 +93,7 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
+    takes: type[Image] = RawImage
     guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)
 
