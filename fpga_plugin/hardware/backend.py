@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fpga_plugin.hardware.grant import DeviceNumber, Path
+from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import (
     Assumption,
     Card,
@@ -46,13 +47,14 @@ class Port(Protocol):
             HardwareError: an error cannot be cleared (AP6, thermal).
         """
 
-    def program(self, image: bytes | memoryview) -> None:
-        """Stream a raw image (no GBS header) into the region, uninterruptibly.
+    def program(self, image: Image) -> None:
+        """Program an image into the region, uninterruptibly.
 
-        The kernel checks nothing of the image; the caller has compared the interface id. Success
+        The kernel need not check anything of it; the caller has compared the interface id. Success
         of this call alone proves nothing: compare `afu_id` afterwards.
 
         Raises:
+            RefusedError: the image is of a kind that this family does not read.
             ProgrammingError: the ioctl failed, or the FPGA manager reports an error for it.
         """
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
 
 
@@ -75,6 +76,7 @@ class Card:
             do not. Cards of one interface id may differ in it.
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
             regions away for seconds: while nobody waits for one, and never in a PreStart.
+        takes: the kind of image that its driver programs.
         guarded: device numbers of nodes that no container may have: who has one programs the card,
             or resets a slot.
         id: the card's device id.
@@ -94,6 +96,7 @@ class Card:
     pcie_root: str = ""
     firmware: str = ""
     resets: bool = False
+    takes: type[Image] = RawImage
     guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)
 

@@ -10,6 +10,7 @@ from doubles.cards import AFU, INTERFACE, make_card
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import BitstreamId
 from fpga_plugin.regions.clocks import ClockState, built_for, check_asked, of_function, plan_clock
 from fpga_plugin.regions.operations import CardOperations
@@ -36,7 +37,7 @@ class Clocked:
 
 
 def image(high=None, low=None):
-    return Bitstream("x.gbs", INTERFACE, BitstreamId(AFU), AFU, b"x", high, low)
+    return Bitstream("x.gbs", INTERFACE, BitstreamId(AFU), AFU, RawImage(b"x"), high, low)
 
 
 def plan(backend, bitstream, **asked):

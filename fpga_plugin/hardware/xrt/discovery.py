@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.grant import DeviceNumber, Grant
+from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardProblem, Region
 from fpga_plugin.hardware.sysfs import children, optional
@@ -130,6 +131,7 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         firmware=_shell(kernel, management),
         guarded=_guarded(kernel, management),
         resets=True,
+        takes=Xclbin,
     )
 
 
