@@ -1,4 +1,4 @@
-"""The seam between a family of cards and a kernel: the real one, or one that simulated cards play.
+"""The seam between hardware code and a kernel: the real one, or the one that simulated cards play.
 
 Paths are those of a node (`/sys/...`, `/dev/...`); an implementation maps them onto wherever it
 finds the trees. Everything raises `OSError` with the errno that Linux gives. All of it blocks.
@@ -24,7 +24,7 @@ class Registers(Protocol):
 
 
 class Kernel(Protocol):
-    """What the code of a family asks of a kernel."""
+    """What hardware code asks of a kernel."""
 
     def boot_id(self) -> str:
         """`/proc/sys/kernel/random/boot_id`."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.kernel import Handle, Registers
 from fpga_plugin.hardware.simulated.board import Board, OpenFile
 from fpga_plugin.hardware.simulated.driver import PciDriver
@@ -27,6 +26,7 @@ from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, resolve
 from fpga_plugin.hardware.simulated.vfio import VfioFiles
 from fpga_plugin.ids import CardId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 # Numbers of include/uapi/linux/fpga-dfl.h, once more and not from the code above this seam: a
 # slip there must not meet the same slip here.

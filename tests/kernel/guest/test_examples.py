@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rack
 
-from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel

@@ -40,7 +40,7 @@ from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.vfio.function import read_function
 from fpga_plugin.hardware.vfio.groups import Groups
 from fpga_plugin.ids import PciAddress
-from fpga_plugin.operator.client import ask
+from fpga_plugin.observability.client import ask
 
 pytestmark = pytest.mark.skipif(not rack.DEBUGFS.exists(), reason="the guest's: make test-kernel")
 

@@ -5,11 +5,11 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 
-from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated.alveo.board import AlveoBoard
 from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.state import NO_IMAGE
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
+from fpga_plugin.settings.settings import SimulatedKind
 
 MANAGEMENT_DRIVER = "/sys/bus/pci/drivers/xclmgmt"
 USER_DRIVER = "/sys/bus/pci/drivers/xocl"

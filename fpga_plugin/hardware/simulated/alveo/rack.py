@@ -6,7 +6,6 @@ They share the directory, its files and the lock with the cards of the DFL drive
 import errno
 from collections.abc import Callable, Mapping
 
-from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated.alveo import layout
 from fpga_plugin.hardware.simulated.alveo.board import FIRST_MINOR, AlveoBoard
 from fpga_plugin.hardware.simulated.numbers import Numbers
@@ -22,6 +21,7 @@ from fpga_plugin.hardware.simulated.tree import (
     failure,
 )
 from fpga_plugin.ids import CardId, PciAddress, RegionId
+from fpga_plugin.settings.settings import SimulatedKind
 
 
 class _Made:
