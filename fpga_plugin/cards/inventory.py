@@ -56,6 +56,15 @@ class _Seen:
     health: CardHealth | None = None
 
 
+_REACH = {
+    Iommu.SHARED: "other devices that are in its IOMMU group",
+    Iommu.IDENTITY: "all of the node's memory",
+    Iommu.NONE: "all of the node's memory",
+    Iommu.UNKNOWN: "perhaps all of the node's memory",
+}
+"""What a card's DMA reaches where nothing limits it."""
+
+
 class Inventory:
     """Belongs to the event loop.
 
@@ -286,7 +295,7 @@ class Inventory:
                 card=card.id,
                 iommu=card.iommu.value,
                 given=given,
-                hint="an accelerator on it can read and write all of the node's memory;"
+                hint=f"an accelerator on it can read and write {_REACH[card.iommu]};"
                 " FPGA_PLUGIN_UNTRANSLATED_DMA says who gets such a card (docs/security.md)",
             )
 

@@ -39,7 +39,7 @@ from fpga_plugin.hardware.model import (
     ScanResult,
 )
 from fpga_plugin.hardware.pci import functions
-from fpga_plugin.hardware.vfio.notes import Notes
+from fpga_plugin.hardware.vfio.notes import Notes, PoisonMark
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -97,7 +97,7 @@ class DflBackend:
         """Open a region exclusively, at once; leaving the context closes it."""
         if (slot := slot_of(region)) is not None:
             return open_slot(self._kernel, self._notes, card, region, slot)
-        return open_port(self._kernel, card, region)
+        return open_port(self._kernel, card, region, self._mark(region))
 
     def afu_id(self, region: Region) -> AfuId:
         """The id of the accelerator in a region, without opening its port.
@@ -106,7 +106,7 @@ class DflBackend:
         """
         if (slot := slot_of(region)) is not None:
             return read_note(self._kernel, self._notes, region, slot)
-        return read_afu_id(self._kernel, region)
+        return read_afu_id(self._kernel, region, self._mark(region))
 
     def numbers(self, region: Region) -> Mapping[Path, DeviceNumber]:
         """The device numbers of a held region's nodes, as sysfs shows them."""
@@ -201,6 +201,11 @@ class DflBackend:
     def readings(self, card: Card) -> Readings:
         """Its sensors and error registers."""
         return readings(self._kernel, card)
+
+    def _mark(self, region: Region) -> PoisonMark | None:
+        """Of a virtual function's port, which does not show that a PR of it failed."""
+        physical = port_of(region).physical
+        return None if physical is None else PoisonMark(self._notes, region.id, physical)
 
     def _load_notes(self, card: Card) -> None:
         """Here, in a thread: `borrowed` is asked on the event loop."""
