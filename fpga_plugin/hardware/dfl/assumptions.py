@@ -312,11 +312,6 @@ class _Look:
             if exists(f"{device}/userclk/frequency")
         ]
         ways: tuple[tuple[Callable[[], bool], Verdict, str], ...] = (
-            (
-                lambda: exists(f"{port}/userclk/frequency_max"),
-                Verdict.HOLDS,
-                "userclk/frequency sets it",
-            ),
             (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver tells it (userclk)"),
             (
                 lambda: bool(uio),
@@ -332,6 +327,6 @@ class _Look:
         )
         verdict, seen = next(
             ((verdict, seen) for found, verdict, seen in ways if found()),
-            (Verdict.FAILS, "nothing sets or measures it"),
+            (Verdict.FAILS, "nothing measures it"),
         )
-        return Assumption(f"the user clock of {name} can be set or measured", verdict, seen)
+        return Assumption(f"the user clock of {name} can be measured", verdict, seen)

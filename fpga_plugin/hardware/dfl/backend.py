@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import structlog
 
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.aer import AerCounters
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.boot import read_boot_id
@@ -13,6 +13,7 @@ from fpga_plugin.hardware.dfl.fme_errors import clear_pcie_errors
 from fpga_plugin.hardware.dfl.functions import make_functions
 from fpga_plugin.hardware.dfl.handles import port_of, slot_of
 from fpga_plugin.hardware.dfl.health import health
+from fpga_plugin.hardware.dfl.memory import clear_memory
 from fpga_plugin.hardware.dfl.port import (
     DflPort,
     open_port,
@@ -22,7 +23,6 @@ from fpga_plugin.hardware.dfl.port import (
 )
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
-from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
 from fpga_plugin.hardware.dfl.slot import OfsSlot, give_back, open_slot, read_note
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.dfl.userclock import user_clock
@@ -137,8 +137,8 @@ class DflBackend:
         make_functions(self._kernel, card, make=make)
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
-        """Limits of a region's user clock in MHz; None on mainline drivers."""
-        return clock_limits(self._kernel, region)
+        """None: Linux has no documented way to set a user clock (dfl-afu-main.c: raw commands)."""
+        return None
 
     def user_clock(self, region: Region) -> UserClock:
         """What a region's user clock is now, by whatever its driver has to measure it."""
@@ -150,8 +150,12 @@ class DflBackend:
         region: Region,
         settings: DriverSettings,
     ) -> None:
-        """Set the user clock; `debug` is the plugin's own affair and changes no hardware."""
-        set_clock(self._kernel, region, settings.clock)
+        """Refuse a user clock; `debug` is the plugin's own affair and changes no hardware."""
+        if settings.clock is not None:
+            raise RefusedError(
+                f"region {region.id} has no documented way to set its clock",
+                hint="leave `clock` out of FPGA_DRIVER_PARAMS",
+            )
 
     def port_errors(self, region: Region) -> Mapping[str, int]:
         """The port's error registers that are set, by attribute."""

@@ -15,7 +15,7 @@ from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.dfl import defs, numbers
 from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, SlotDevice, functions_of, port_of
-from fpga_plugin.hardware.dfl.shared import memory_clear_knobs, some_memory_stays
+from fpga_plugin.hardware.dfl.memory import memory_clear_knobs, some_memory_stays
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.kernel import Kernel
