@@ -412,6 +412,8 @@ class Inventory:
 
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
         for region, record in self._ledger.hardware.verify(card.id, observed).items():
+            if observed[region] is None:
+                continue  # nobody is known to have changed it; the card's health says why
             log.error(
                 "region changed by another process",
                 region=region,
@@ -419,7 +421,7 @@ class Inventory:
                 expected=record.afu_id,
                 **self._operations.owner(region),
             )
-            shows = f"shows AFU {observed[region] or 'none'} where {record.afu_id} was left"
+            shows = f"shows AFU {observed[region]} where {record.afu_id} was left"
             self._recorder.card_failed(card.id, f"region {region} {shows}")
 
     def _signals(self, card: Card) -> _Signals | None:

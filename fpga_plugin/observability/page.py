@@ -209,6 +209,7 @@ def _environment() -> Environment:
     made.globals |= {
         "anchors": ANCHORS,
         "states": STATES,
+        "urgent_region": lambda card, region: not URGENT.isdisjoint(states_of(card, region)),
         "style": Markup(STYLE),  # noqa: S704  # our own
         "script": Markup(SCRIPT),  # noqa: S704  # our own
         "max_words": MAX_WORDS,

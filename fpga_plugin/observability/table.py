@@ -29,7 +29,7 @@ from fpga_plugin.observability.schema import (
     WhoView,
 )
 from fpga_plugin.observability.states import STATES
-from fpga_plugin.observability.trouble import troubles
+from fpga_plugin.observability.trouble import URGENT, states_of, troubles
 
 MIN_WIDTH: Final = 60
 NO_LIMIT: Final = 10_000
@@ -218,17 +218,21 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
     lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
     lines += _noted([card["note"]] if card["note"] else [], width)
+    if passing := card.get("passing"):
+        lines += _wrapped(printable(passing), width, "    ", "    ")
     lines += _rows(card["regions"], now, width, memory=card["memory"])
     for region in card["regions"]:
-        lines += _said(region, width)
+        lines += _said(card, region, width)
     return lines
 
 
-def _said(region: RegionView, width: int) -> list[str]:
+def _said(card: CardView, region: RegionView, width: int) -> list[str]:
     """What there is to say of a region besides its row."""
     lines: list[str] = []
     if region["reason"]:
-        lines += _noted([f"{region['region']}: {region['reason']}"], width)
+        mark = "    " if URGENT.isdisjoint(states_of(card, region)) else "  ! "
+        text = f"{region['region']}: {region['reason']}"
+        lines += _wrapped(printable(text), width, mark, "    ")
     if (kept := region["kept"]) is not None:
         left = f"{region['region']}: scrubbed in {span(kept['seconds_left'])}, or by"
         lines += _wrapped(f"{left} `fpga-plugin card release`", width, "    ", "    ")
