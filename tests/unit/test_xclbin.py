@@ -325,11 +325,8 @@ def test_an_interface_without_a_uuid_or_with_two_is_refused():
 
 def test_interfaces_elsewhere_in_the_tree_are_no_interfaces():
     elsewhere = ("other", {}, [xclbins.interfaces("1" * 31 + "2")])
-    deeper = (
-        "@0",
-        {"interface_uuid": ALVEO.encode() + b"\0"},
-        [("x", {"interface_uuid": b""}, ())],
-    )
+    inside = ("x", {"interface_uuid": b""}, ())
+    deeper = ("@0", {"interface_uuid": ALVEO.encode() + b"\0"}, [inside])
     tree = xclbins.device_tree(("", {}, [elsewhere, ("interfaces", {}, [deeper])]))
     assert read(axlf(parts(interface=tree).values())).interface_id == ALVEO
 
@@ -346,9 +343,10 @@ def test_a_partition_beyond_the_limit_is_refused_unread():
 def test_any_bytes_give_facts_or_a_refusal(noise):
     for data in (noise, GOOD[:8] + noise, changed(HEADER_BYTES, noise[:200])):
         try:
-            read(data)
-        except BitstreamError as refused:
-            assert str(refused).startswith("/srv/x.xclbin: ")
+            facts = read(data)
+        except BitstreamError:
+            continue
+        assert facts.interface_id == ALVEO
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
