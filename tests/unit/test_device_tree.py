@@ -7,7 +7,7 @@ from doubles.xclbins import device_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstream.device_tree import MAX_DEPTH, nodes
+from fpga_plugin.bitstreams.device_tree import MAX_DEPTH, nodes
 from fpga_plugin.errors import BitstreamError
 
 TREE = device_tree(

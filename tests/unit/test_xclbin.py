@@ -29,8 +29,8 @@ from doubles.xclbins import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstream.byte_range import ByteRange
-from fpga_plugin.bitstream.xclbin import HEADER_BYTES, MAX_SECTIONS, XclbinFacts, read_xclbin
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.xclbin import HEADER_BYTES, MAX_SECTIONS, XclbinFacts, read_xclbin
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.hardware.image import MemoryBank
 

@@ -10,9 +10,9 @@ from doubles.xclbins import element, kernel, metadata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstream import xclbin_kernels
-from fpga_plugin.bitstream.byte_range import ByteRange
-from fpga_plugin.bitstream.xclbin_kernels import Kernels, read_kernels
+from fpga_plugin.bitstreams import xclbin_kernels
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.xclbin_kernels import Kernels, read_kernels
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.hardware.image import KernelArgument
 
