@@ -35,7 +35,7 @@ MASK = 0x643A0
 
 def blank() -> bytes:
     """A blank: no kernel, and one bank of memory."""
-    made = parts(xml=metadata(), layout=units(), banks=memory((HBM, 1, 64 << 10, 0, "HBM[0]")))
+    made = parts(xml=metadata(), layout=units(), banks=memory((HBM, 1, 1 << 10, 0, "HBM[0]")))
     return axlf(made.values(), NOTHING)
 
 
@@ -69,11 +69,11 @@ def test_cards_are_blank_masked_and_cleared_before_they_are_offered():
         for region in (P0, P1):
             state = node.alveo(region)
             assert (state["afu_id"], state["record"], state["mask"]) == (NOTHING, NOTHING, MASK)
-            assert state["zeroed"] == [[0, 64 << 20]]
+            assert state["zeroed"] == [[0, 1 << 20]]
         # One after the other, so that each gets its node's number back.
         assert (node.alveo(P0)["minor"], node.alveo(P1)["minor"]) == (128, 129)
         steps = [line["steps"] for line in node.plugin.logged("region scrubbed")]
-        assert all(list(each)[0] == "reset card" for each in steps)
+        assert all(next(iter(each)) == "reset card" for each in steps)
 
 
 def test_a_claim_from_allocate_to_deallocate():
@@ -112,7 +112,7 @@ def test_a_claim_from_allocate_to_deallocate():
         mark = node.plugin.mark
         kubelet.deallocate(P0, resource=ALVEO_REGIONS)
         scrubbed = node.plugin.until_logged("region scrubbed", mark, region=P0)
-        assert list(scrubbed["steps"])[0] == "reset card"  # it is due at the allocation's end
+        assert next(iter(scrubbed["steps"])) == "reset card"  # it is due at the allocation's end
         kubelet.until(ALVEO_CARDS, {CARD: HEALTHY})
         assert node.plugin.stop() == 0
 
@@ -195,9 +195,7 @@ def test_a_node_that_comes_back_under_another_number_is_what_the_next_pod_gets()
         kubelet.allocate(P0, resource=ALVEO_REGIONS)
         kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
         node.arm(P0, "minor-moves")
-        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
-        kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
-        kubelet.until(ALVEO_CARDS, {CARD: HEALTHY})
+        node.give_back(P0, resource=ALVEO_REGIONS)
         answer = kubelet.allocate(P0, resource=ALVEO_REGIONS)
         assert [device.host_path for device in answer.devices] == ["/dev/dri/renderD129"]
 
@@ -242,8 +240,7 @@ def test_what_only_a_reset_ends_is_ended_by_the_scrub_after_the_owner(word: str)
         node.arm(P0, word)
         node.plugin.until_logged("region unhealthy", region=P0)
         (node.simulated / "faults" / P0).unlink()
-        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
-        kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        node.give_back(P0, resource=ALVEO_REGIONS)
         assert node.alveo()["bad"] == ""
 
 
@@ -281,8 +278,7 @@ def test_what_the_drivers_do_at_times_costs_no_region(word: str):
         kubelet.allocate(P0, resource=ALVEO_REGIONS)
         kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
         node.arm(P0, word)
-        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
-        kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        node.give_back(P0, resource=ALVEO_REGIONS)
         assert not (node.simulated / "faults" / P0).exists()
         assert node.alveo()["record"] == NOTHING
 
@@ -340,7 +336,7 @@ def test_without_a_blank_the_regions_are_held_back():
 def test_a_card_in_trouble_is_not_offered_and_comes_back_by_itself(word: str):
     with AlveoNode().up() as node:
         fault = node.arm(P0, word)
-        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY} if word != "recovery" else {})
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY} if word == "thermal" else {})
         fault.unlink()
         node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
 
