@@ -85,7 +85,8 @@ def _of_kernel(kernel: Kernel) -> str:
 def _of_bank(bank: MemoryBank) -> str:
     name = f"{quote(bank.tag)}, {bank.type}"
     if bank.clearable:
-        return f"{name}, {bank.size} bytes at {bank.base:#x}: a blank bitstream with it clears it"
+        where = f"{bank.size} bytes at {bank.base:#x}"
+        return f"{name}, {where}: a scrub with this file as the blank clears it"
     if not bank.on_card:
         return f"{name}: no memory of the card with addresses"
-    return f"{name}, {bank.size} bytes at {bank.base:#x}: not used, so a blank does not clear it"
+    return f"{name}: not used, so a scrub with this file as the blank leaves it as it is"
