@@ -16,7 +16,8 @@ from fpga_plugin import ids
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.device_tree import nodes
 from fpga_plugin.bitstreams.elf import sections
-from fpga_plugin.bitstreams.facts import facts_of, lines_of, parts_of
+from fpga_plugin.bitstreams.facts import inspected, lines_of
+from fpga_plugin.bitstreams.files import content_of
 from fpga_plugin.bitstreams.kinds import XCLBIN, image_of
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
@@ -56,7 +57,7 @@ def _xclbin(data: bytes) -> None:
         found, image = image_of(data, "f")
         assert isinstance(image, Xclbin) or found.kind is not XCLBIN
         list(lines_of(found))
-        msgspec.json.encode([facts_of(found), parts_of(found)])
+        msgspec.json.encode(inspected("f", found, content_of(data)))
 
 
 def _kernels(data: bytes) -> None:
