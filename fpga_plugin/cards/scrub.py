@@ -256,7 +256,9 @@ class Scrubber:
         first = reports[regions[0].id]
         first.scrubbed = True
         try:
-            return await self._recovery.reset(card, first)
+            back = await self._recovery.reset(card, first)
+            operations.ledger.work.dirty(ended, "its card was reset, and it is not blank yet")
+            return back
         except FpgaPluginError as error:
             for region in regions:
                 self._wait_for(region.id, error.message)

@@ -131,6 +131,7 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         pcie_root=pci.root_complex(kernel.realpath(management)),
         firmware=_shell(kernel, management),
         family="xrt",
+        vendor="amd",
         model=product,
         serial=serial_number(kernel, management),
         guarded=_guarded(kernel, management),
