@@ -257,13 +257,14 @@ class Scrubber:
         first.scrubbed = True
         try:
             back = await self._recovery.reset(card, first)
-            operations.ledger.work.dirty(ended, "its card was reset, and it is not blank yet")
-            return back
         except FpgaPluginError as error:
             for region in regions:
                 self._wait_for(region.id, error.message)
             operations.report(first)
             return None
+        else:
+            operations.ledger.work.dirty(ended, "its card was reset, and it is not blank yet")
+            return back
         finally:
             operations.settle(ended)
 
