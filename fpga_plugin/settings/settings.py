@@ -195,6 +195,14 @@ class Settings:
         "`<prefix>/fpga-<interface id>` for a whole card. Pods that have devices keep them under "
         "the prefix that was set before, until they end.",
     )
+    xrt_resource_prefix: str = _setting(
+        "FPGA_PLUGIN_XRT_RESOURCE_PREFIX",
+        "fpga.amd.com",
+        parse_resource_prefix,
+        "a DNS subdomain in lower case",
+        "Domain of the resources of Alveo cards, as FPGA_PLUGIN_RESOURCE_PREFIX. With DRA all "
+        "cards are one driver's, whose name is FPGA_PLUGIN_RESOURCE_PREFIX.",
+    )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",
         "both",
@@ -334,8 +342,8 @@ class Settings:
         "/srv/intel.com/fpga",
         parse_path,
         _PATH,
-        "The store of bitstreams: `<interface id>/<bitstream id>.gbs` or `.aocx`, and "
-        "`<interface id>/blank.gbs`.",
+        "The store of bitstreams: `<interface id>/<bitstream id>.gbs`, `.aocx` or `.xclbin`, and "
+        "`<interface id>/blank.gbs` or `blank.xclbin`.",
     )
     trust: TrustMode = _setting(
         "FPGA_PLUGIN_TRUST",

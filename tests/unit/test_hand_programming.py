@@ -54,9 +54,9 @@ def prepared(scene: Scene) -> Scene:
         return NAMES.bitstreams
 
     async def headers() -> Any:
-        metadata = SimpleNamespace(clusters=[SimpleNamespace(name="hello_afu")])
+        contents = SimpleNamespace(name="hello_afu")
         return [
-            SimpleNamespace(interface_id=of, bitstream_id=AFU, metadata=metadata)
+            SimpleNamespace(interface_id=of, bitstream_id=AFU, contents=contents)
             for of in (INTERFACE, "0" * 32)
         ]
 
