@@ -226,18 +226,26 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     return lines
 
 
+def reasons(region: RegionView) -> list[str]:
+    """Why a region is as it is, and why its owner was refused: each thing once.
+
+    What the hardware said is often where the refusal begins; its rest says what to do.
+    """
+    refused = f"refused: {region['refused']}" if region["refused"] else ""
+    if region["reason"] and region["reason"] in refused:
+        return [refused]
+    return [one for one in (region["reason"], refused) if one]
+
+
 def _said(card: CardView, region: RegionView, width: int) -> list[str]:
     """What there is to say of a region besides its row."""
     lines: list[str] = []
-    if region["reason"]:
-        mark = "    " if URGENT.isdisjoint(states_of(card, region)) else "  ! "
-        text = f"{region['region']}: {region['reason']}"
-        lines += _wrapped(printable(text), width, mark, "    ")
+    mark = "    " if URGENT.isdisjoint(states_of(card, region)) else "  ! "
+    for reason in reasons(region):
+        lines += _wrapped(printable(f"{region['region']}: {reason}"), width, mark, "    ")
     if (kept := region["kept"]) is not None:
         left = f"{region['region']}: scrubbed in {span(kept['seconds_left'])}, or by"
         lines += _wrapped(f"{left} `fpga-plugin card release`", width, "    ", "    ")
-    if region["refused"]:
-        lines += _noted([f"{region['region']} refused: {region['refused']}"], width)
     if region["clock"] is not None:
         mark = "  ! " if region["clock"]["state"] == "not checked" else "  "
         text = f"{region['region']} clock: {region['clock']['detail']}"

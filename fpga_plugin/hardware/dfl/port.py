@@ -304,9 +304,10 @@ class DflPort:
             except OSError:
                 status = ""  # the ioctl's own error is what matters
             raise ProgrammingError(
-                f"programming region {self._region.id} through {self._fme.node} failed "
-                f"({_reason(error)}): {what}" + (f" (FPGA manager: {status})" if status else ""),
+                f"programming region {self._region.id} failed: {what}",
                 hint=hint,
+                why=f"{_reason(error)}, from {self._fme.node}"
+                + (f"; FPGA manager: {status}" if status else ""),
             ) from error
         if result != 0:
             raise ProgrammingError(
