@@ -131,7 +131,10 @@ class MappedRegisters:
     """
 
     def __init__(self, handle: Handle, length: int) -> None:
-        self._mapping = mmap.mmap(handle, length)
+        try:
+            self._mapping = mmap.mmap(handle, length)
+        except ValueError:  # Python looks at a file's size before the kernel is asked
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO)) from None
         self._words = memoryview(self._mapping).cast("Q")
 
     def read(self, offset: int) -> int:

@@ -206,6 +206,40 @@ def test_a_scan_reads_no_attribute_that_waits_for_the_cards_driver():
 GROUPS_OF_A_PORT = ("id", "afu_id", "errors")
 
 
+@pytest.mark.parametrize("looks", range(12))
+def test_a_port_whose_driver_is_bound_again_while_it_is_looked_at_is_no_slot(looks):
+    class Toggled(FakeKernel):
+        left = 1 << 20
+
+        def _look(self) -> None:
+            if self.left == 0:
+                for name in GROUPS_OF_A_PORT:
+                    self.remove(f"{port}/{name}")
+            elif self.left == -1:
+                self.files |= whole
+                self.instances |= {f"{port}/{name}": 7 for name in (*GROUPS_OF_A_PORT, "errors")}
+            self.left -= 1
+
+        def exists(self, path: str) -> bool:
+            if path.startswith(port):
+                self._look()
+            return super().exists(path)
+
+        def instance(self, path: str) -> int:
+            if path.startswith(port):
+                self._look()
+            return super().instance(path)
+
+    kernel = Toggled()
+    port = f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/dfl-port.0"
+    kernel.add_card()
+    whole = {path: text for path, text in kernel.files.items() if path.startswith(port)}
+    kernel.left = looks
+    found = DflBackend(kernel).scan_card(CardId(CARD))
+    assert "slot" not in str(found)
+    assert "PCI functions" not in str(found)
+
+
 @pytest.mark.parametrize("upwards", [False, True])
 @pytest.mark.parametrize("looks", range(12))
 def test_a_port_whose_driver_is_unbound_while_it_is_looked_at_is_no_slot(looks, upwards):

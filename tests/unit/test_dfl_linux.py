@@ -126,3 +126,12 @@ def test_an_ioctl_gives_its_result_and_takes_a_struct_or_an_integer():
 def test_the_boot_id_is_the_kernels():
     expected = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert LinuxKernel("/nowhere", "/nowhere").boot_id() == expected
+
+
+def test_more_than_a_file_has_cannot_be_mapped(trees: tuple[LinuxKernel, Path]):
+    kernel, root = trees
+    (root / "sys/class/resource0").write_bytes(bytes(256))
+    handle = kernel.open("/sys/class/resource0", os.O_RDWR)
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.ENXIO))):
+        kernel.map(handle, 4096)
+    kernel.close(handle)

@@ -125,10 +125,12 @@ def test_a_card_whose_driver_comes_and_goes_is_never_taken_for_a_slot(slots):
     assert not [one for one in seen if "slot" in one.lower() or "behind" in one], set(seen)
 
 
-def test_the_kernel_keeps_root_from_a_cards_registers(slots):
+def test_what_is_assumed_of_dma_and_registers_is_read_from_the_real_kernel(slots):
     backend, card = laid_out("1x2", slots)
     assumed = {one.says: one for one in backend.assumptions(card.id)}
     found = assumed["the kernel keeps root in containers from its registers"]
-    assert found.verdict is Verdict.HOLDS, found.seen
+    # The fake card's file has the size of the BAR that its device had at first.
+    assert found.verdict is Verdict.UNKNOWN, found.seen
+    assert "No such device or address" in found.seen
     shared = assumed["an IOMMU keeps its DMA from the host's memory, and from other devices"]
     assert shared.verdict is Verdict.HOLDS, shared.seen
