@@ -230,3 +230,21 @@ def test_without_a_load_nobody_knows_which_memory_there_is(rig: Rig):
     rig.backend.reset(rig.card())
     with pytest.raises(HardwareError, match="not known"):
         rig.backend.clear_memory(rig.card())
+
+
+@pytest.mark.parametrize(("capacity", "stays"), [(1 << 20, False), ((1 << 20) + 1, True)])
+def test_whether_memory_stays_is_told_by_what_was_cleared(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capacity: int, *, stays: bool
+):
+    monkeypatch.setitem(defs.ON_BOARD_MEMORY, "505c", capacity)
+    assert rig.card().some_memory_stays
+    rig.program()
+    rig.backend.clear_memory(rig.card())
+    assert rig.card().some_memory_stays is stays
+
+
+def test_of_a_card_whose_memory_is_not_known_some_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(defs.ON_BOARD_MEMORY, "505c")
+    rig.program()
+    rig.backend.clear_memory(rig.card())
+    assert rig.card().some_memory_stays

@@ -187,8 +187,8 @@ def test_a_mask_that_is_lost_is_told_and_restored(rig: Rig):
     rig.board().bind(user=False)
     assert "the mask of its mailbox is 0x0" in rig.backend.health(card).unguarded
     assert not rig.backend.health(card).failed
-    assert "0x0" in rig.backend.guard(card)
-    assert rig.backend.guard(card) == ""
+    assert "0x0" in rig.backend.guard(card, left=False)
+    assert rig.backend.guard(card, left=False) == ""
     assert rig.backend.health(card).unguarded == ""
     assert rig.board().copy == defs.MASK
 
@@ -196,7 +196,7 @@ def test_a_mask_that_is_lost_is_told_and_restored(rig: Rig):
 def test_an_operators_mask_is_not_believed(rig: Rig):
     rig.program()
     rig.board().set_mask("0x180")  # older texts name it; it stops no load
-    assert rig.backend.guard(rig.card())
+    assert rig.backend.guard(rig.card(), left=False)
     assert rig.board().state.mask == defs.MASK
 
 
