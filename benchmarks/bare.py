@@ -8,6 +8,7 @@ import os
 import sys
 import time
 
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.settings.values import parse_simulated_cards
 
@@ -22,7 +23,7 @@ def main(folder: str, pr_seconds: float) -> None:
         image = images[int(line)]
         began = time.perf_counter()
         with backend.open_port(card, card.regions[0]) as port:
-            port.program(image)
+            port.program(RawImage(image))
             port.afu_id()
         print(time.perf_counter() - began, flush=True)
 

@@ -59,12 +59,21 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
             rule=rule,
         )
         return Hardware(simulated.backend, simulated.events)
-    from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
+    from fpga_plugin.hardware.families import Families  # only where cards are real
     from fpga_plugin.hardware.linux import LinuxKernel
     from fpga_plugin.hardware.udev import UdevEvents
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
-    backend = DflBackend(kernel, rule=rule, slots=_slots(settings), owner=owner)
+    families: list[Backend] = []
+    if settings.backend is not BackendKind.XRT:
+        from fpga_plugin.hardware.dfl.backend import DflBackend  # only where it is wanted
+
+        families.append(DflBackend(kernel, rule=rule, slots=_slots(settings), owner=owner))
+    if settings.backend is not BackendKind.DFL:
+        from fpga_plugin.hardware.xrt.backend import XrtBackend  # the same
+
+        families.append(XrtBackend(kernel))
+    backend = families[0] if len(families) == 1 else Families(families)
     return Hardware(backend, UdevEvents(settings.sysfs_root))
 
 

@@ -30,6 +30,7 @@ from fpga_plugin.bitstreams.store import Bitstream, Store
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.bitstreams.verdicts import Verdict, Verdicts
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.host.file_identity import version_at
 from fpga_plugin.host.instruments import Counter
 from fpga_plugin.host.trusted_files import RENAME, being_written
@@ -175,7 +176,7 @@ class Library:
             interface_id=place.interface_id,
             bitstream_id=place.bitstream_id or BitstreamId(metadata.afu_id),
             afu_id=metadata.afu_id,
-            image=gbs[header.image_offset :],
+            image=RawImage(gbs[header.image_offset :]),
             clock_frequency_high=metadata.clock_frequency_high,
             clock_frequency_low=metadata.clock_frequency_low,
         )

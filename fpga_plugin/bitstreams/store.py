@@ -7,7 +7,7 @@ Nothing is kept between calls. All of it blocks: call it from a thread.
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
@@ -16,6 +16,7 @@ from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.bitstreams.metadata import Frequency, Metadata
 from fpga_plugin.bitstreams.places import ENDINGS, INSTALL, Place, is_blank, place_of_path
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError
+from fpga_plugin.hardware.image import Image
 from fpga_plugin.host.trusted_files import TrustedFile
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, parse_interface_id
 
@@ -31,7 +32,7 @@ class Bitstream:
         interface_id: the cards that it fits.
         bitstream_id: its name in the store; for a blank bitstream its AFU id.
         afu_id: what the port must read after programming.
-        image: the raw image: a private mapping of a file that nobody writes.
+        image: what is programmed.
         clock_frequency_high: the user clock that it was built for.
         clock_frequency_low: its half-rate clock.
     """
@@ -40,7 +41,7 @@ class Bitstream:
     interface_id: InterfaceId
     bitstream_id: BitstreamId
     afu_id: AfuId
-    image: bytes | memoryview = field(repr=False)
+    image: Image
     clock_frequency_high: Frequency = None
     clock_frequency_low: Frequency = None
 

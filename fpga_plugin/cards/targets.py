@@ -36,6 +36,8 @@ from fpga_plugin.errors import (
     InvalidRequestError,
 )
 from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.hardware.image import expect
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     AfuId,
     BitstreamId,
@@ -195,10 +197,11 @@ class Wants:
             if request is None:
                 wants[region_id] = None
                 continue
-            await self._check_limits(region_id, request)
+            card = await self._check_limits(region_id, request)
             name = (request.interface_id, request.file_id)
             if name not in loaded:
                 loaded[name] = await self._store.load(*name)
+            expect(loaded[name].image, card.takes, region_id)
             check_asked(region_id, request.settings.clock, loaded[name])
             wants[region_id] = Want(loaded[name], request.settings)
         return wants
@@ -212,7 +215,7 @@ class Wants:
                 return None if afu_id is None else (resource.interface_id, afu_id)
         return None
 
-    async def _check_limits(self, region_id: RegionId, request: FpgaRequest) -> None:
+    async def _check_limits(self, region_id: RegionId, request: FpgaRequest) -> Card:
         region = self._ledger.region(region_id)
         card = self._ledger.cards.get(card_of(region_id))
         if region is None or card is None:
@@ -222,6 +225,7 @@ class Wants:
                 card.id, partial(self._backend.clock_limits, card, region)
             )
             check_limits(request, limits, region_id)
+        return card
 
 
 def resolved(requests: Sequence[FpgaRequest], aliases: Aliases) -> tuple[FpgaRequest, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fpga_plugin.hardware.grant import DeviceNumber, Path
+from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import (
     Assumption,
     Card,
@@ -46,13 +47,14 @@ class Port(Protocol):
             HardwareError: an error cannot be cleared (AP6, thermal).
         """
 
-    def program(self, image: bytes | memoryview) -> None:
-        """Stream a raw image (no GBS header) into the region, uninterruptibly.
+    def program(self, image: Image) -> None:
+        """Program an image into the region, uninterruptibly.
 
-        The kernel checks nothing of the image; the caller has compared the interface id. Success
+        The kernel need not check anything of it; the caller has compared the interface id. Success
         of this call alone proves nothing: compare `afu_id` afterwards.
 
         Raises:
+            RefusedError: the image is of a kind that this family does not read.
             ProgrammingError: the ioctl failed, or the FPGA manager reports an error for it.
         """
 
@@ -214,6 +216,30 @@ class Backend(Protocol):
 
         Raises:
             HardwareError: it failed or timed out.
+        """
+
+    def reset(self, card: Card) -> None:
+        """Bring a card that nobody uses to where no owner's image runs; of one that `resets`.
+
+        Seconds, and nothing can interrupt it. Whoever still has a node of it is ended. The card has
+        to be scanned again afterwards: its nodes may have other numbers. A plugin that dies
+        meanwhile finishes it with `bind`.
+
+        Raises:
+            PortInUseError: somebody has a node and does not end.
+            CardGoneError: the card or a driver of it is gone.
+            HardwareError: it failed.
+        """
+
+    def guard(self, card: Card) -> str:
+        """Restore what keeps others from changing the regions, where that was lost.
+
+        Of a card whose regions the plugin made what they are. Returns what was missing, for people;
+        empty: nothing was.
+
+        Raises:
+            CardGoneError: the card or a driver of it is gone.
+            HardwareError: it is missing, and cannot be restored.
         """
 
     def rebind(self, card: Card) -> None:

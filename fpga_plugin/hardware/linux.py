@@ -1,4 +1,4 @@
-"""The real kernel behind the DFL code: sysfs and device nodes, wherever they are mounted.
+"""The real kernel: sysfs and device nodes, wherever they are mounted.
 
 A DaemonSet may see the node's trees at other places than /sys and /dev. The rest of the code speaks
 the node's own paths, which are also what containers are given; only this module knows better.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
 
 
@@ -73,6 +74,9 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
+        resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
+            regions away for seconds: while nobody waits for one, and never in a PreStart.
+        takes: the kind of image that its driver programs.
         guarded: device numbers of nodes that no container may have: who has one programs the card,
             or resets a slot.
         id: the card's device id.
@@ -91,6 +95,8 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
+    resets: bool = False
+    takes: type[Image] = RawImage
     guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)
 
@@ -111,11 +117,19 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class CardProblem:
-    """A card that cannot be served, and why."""
+    """A card that cannot be served, and why.
+
+    Attributes:
+        address: where it is.
+        message: what is wrong.
+        hint: what the operator can do.
+        passing: no event tells when it has passed: the card is looked at again from time to time.
+    """
 
     address: PciAddress
     message: str
     hint: str = ""
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reading sysfs as the DFL code needs it: a feature may be absent, and a value may be nonsense."""
+"""Reading sysfs as the families need it: a feature may be absent, and a value may be nonsense."""
 
 import re
 from collections.abc import Iterator

@@ -33,6 +33,8 @@ _RELEVANT: dict[str, tuple[re.Pattern[str], frozenset[str]]] = {
     "fpga_region": (re.compile(r"region[0-9]+"), frozenset({"add", "remove"})),
     # dfl-emif may be bound long after the card: only then can its memory be cleared.
     "dfl": (re.compile(r"dfl_dev\.[0-9]+"), frozenset({"bind", "unbind"})),
+    # PF1's node of an Alveo card: a reset takes it away and makes it again, perhaps another one.
+    "drm": (re.compile(r"renderD[0-9]+"), frozenset({"add", "remove"})),
     # A function's driver: dfl-pci itself, and what another function of the card is used for. Some
     # of a slot's functions have none when they come.
     "pci": (re.compile(r".*"), frozenset({"add", "bind", "unbind", "remove"})),
@@ -120,7 +122,7 @@ class UdevEvents:
         path: str = device.device_path
         functions = list(_PCI_FUNCTION.finditer(path))
         if not functions:
-            return False  # below no PCI function: no card (see dfl/discovery.py)
+            return False  # below no PCI function: no card
         return self._card_of(functions[-1][1], path[: functions[-1].end()])
 
     def _card_of(self, function: str, path: str) -> PciAddress | None:

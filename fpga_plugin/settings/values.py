@@ -59,6 +59,7 @@ class BackendKind(Enum):
 
     AUTO = "auto"
     DFL = "dfl"
+    XRT = "xrt"
     SIMULATED = "simulated"
 
 
@@ -162,6 +163,9 @@ class SimulatedKind(StrEnum):
 
     FIXED_CLOCK = "fixed-clock"
     """Its user clock can be measured, and not be set."""
+
+    ALVEO = "alveo"
+    """An AMD Alveo U55C, which XRT's drivers serve; it has one region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +409,11 @@ def parse_simulated_cards(text: str) -> tuple[SimulatedGroup, ...]:
         if not 1 <= regions <= MAX_SIMULATED_REGIONS:
             raise ValueError(f"a card has 1 to {MAX_SIMULATED_REGIONS} regions")
         kinds = frozenset(map(_simulated_kind, match["kinds"].split("+")[1:]))
-        if SimulatedKind.OFS in kinds and regions != 1:
-            raise ValueError("an OFS card has one region")
+        for kind in (SimulatedKind.OFS, SimulatedKind.ALVEO):
+            if kind in kinds and regions != 1:
+                raise ValueError(f"a card of the kind {kind} has one region")
+        if SimulatedKind.ALVEO in kinds and kinds - {SimulatedKind.ALVEO, SimulatedKind.NO_IOMMU}:
+            raise ValueError("an Alveo card is of no other kind but no-iommu")
         interface = parse_interface_id(match["id"][1:]) if match["id"] else DEFAULT_INTERFACE_ID
         groups.append(SimulatedGroup(cards, regions, interface, kinds))
     if sum(group.cards for group in groups) > MAX_SIMULATED_CARDS:

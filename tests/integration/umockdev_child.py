@@ -13,6 +13,7 @@ from typing import Any
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.udev import UdevEvents
@@ -55,7 +56,7 @@ def use(region: str, image: str | None = None) -> None:
     with backend.open_port(card, found) as port:
         port.reset()
         if image is not None:
-            port.program(bytes.fromhex(image))
+            port.program(RawImage(bytes.fromhex(image)))
 
 
 async def answer(line: str) -> None:

@@ -27,6 +27,7 @@ from ledger_world import (
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
 from fpga_plugin.policy.file import PolicyFile
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
@@ -42,7 +43,7 @@ class RememberedImages(Images):
     async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
         image = await super().load(interface_id, bitstream_id)
         if self.mislabelled is not None:
-            image = replace(image, image=self.mislabelled.encode())
+            image = replace(image, image=RawImage(self.mislabelled.encode()))
         self.loaded.append(weakref.ref(image))
         return image
 

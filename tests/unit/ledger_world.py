@@ -34,6 +34,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.hardware.model import (
     Card,
     CardHealth,
@@ -371,10 +372,11 @@ class Hand:
     def clear_errors(self) -> Mapping[str, int]:
         return {}
 
-    def program(self, image: bytes) -> None:
+    def program(self, image: Image) -> None:
         self._operate()
+        name = bytes(image.data).decode()
         self.rack.programs += 1
-        self.rack.done.append(("program", self.slot.id, image.decode()))
+        self.rack.done.append(("program", self.slot.id, name))
         how = self.rack.bad_prs.pop(0) if self.rack.bad_prs else ""
         if how == "poison":
             self.slot.afu = None
@@ -382,7 +384,7 @@ class Hand:
             raise ProgrammingError(f"PR of region {self.slot.id} failed")
         if self.slot.afu is None:
             return  # the kernel reports success on a poisoned port
-        self.slot.afu = AfuId(image.decode())
+        self.slot.afu = AfuId(name)
         if self.slot.silent == "hung":
             self.slot.silent = ""
         if self.slot.afu == BLANK:
@@ -563,7 +565,7 @@ class Images:
 
 
 def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
-    return Bitstream("/srv/x.gbs", interface_id, BitstreamId(afu), afu, afu.encode())
+    return Bitstream("/srv/x.gbs", interface_id, BitstreamId(afu), afu, RawImage(afu.encode()))
 
 
 # ------------------------------------------------------------------ the plugin

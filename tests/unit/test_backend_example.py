@@ -22,6 +22,7 @@ from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import CardGoneError, PortInUseError, UnknownDeviceError
 from fpga_plugin.hardware import backend as interface
 from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.model import CardProblem
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, device_variable
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
@@ -45,7 +46,7 @@ class Files(Images):
     @staticmethod
     def _of(interface_id, afu):
         image = b"torn" if afu == TORN else bytes.fromhex(afu) + b"and more"
-        return Bitstream("/srv/x.gbs", interface_id, f"{afu}", afu, image)
+        return Bitstream("/srv/x.gbs", interface_id, f"{afu}", afu, RawImage(image))
 
 
 class Node:
@@ -147,7 +148,7 @@ def test_the_document_names_every_method_and_the_example_has_them():
 
 
 def test_the_example_is_short():
-    assert sum(bool(line.strip()) for line in CODE.splitlines()) <= 89
+    assert sum(bool(line.strip()) for line in CODE.splitlines()) <= 92
 
 
 def test_the_examples_types_are_right(tmp_path):

@@ -14,6 +14,7 @@ from fpga_plugin.cards.reports import Report
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import BitstreamId
 
 CARD = make_card(1)
@@ -36,7 +37,7 @@ class Clocked:
 
 
 def image(high=None, low=None):
-    return Bitstream("x.gbs", INTERFACE, BitstreamId(AFU), AFU, b"x", high, low)
+    return Bitstream("x.gbs", INTERFACE, BitstreamId(AFU), AFU, RawImage(b"x"), high, low)
 
 
 def plan(backend, bitstream, **asked):

@@ -17,6 +17,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import port_of
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 
@@ -91,7 +92,7 @@ OPERATIONS: dict[str, Callable[[Backend, Card], object]] = {
     "clear memory": lambda backend, card: backend.clear_memory(card),
     "reset": with_port(lambda port: port.reset()),
     "clear errors": with_port(lambda port: port.clear_errors()),
-    "program": with_port(lambda port: port.program(b"image")),
+    "program": with_port(lambda port: port.program(RawImage(b"image"))),
     "rebind": lambda backend, card: backend.rebind(card),
     "bind": lambda backend, card: backend.bind(card.id),
 }
@@ -150,7 +151,7 @@ def test_a_thousand_ports_that_cannot_be_had_leave_nothing_open(tmp_path: Path):
 
     def fails() -> None:
         with pytest.raises(FpgaPluginError), backend.open_port(card, region) as port:
-            port.program(b"image")  # a file has no such ioctl
+            port.program(RawImage(b"image"))  # a file has no such ioctl
 
     fails()
     before = os.listdir("/proc/self/fd")

@@ -18,6 +18,7 @@ from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.port import read_errors
+from fpga_plugin.hardware.image import RawImage
 
 IMAGE = bytes(range(256)) * 33 + b"odd"
 
@@ -119,7 +120,7 @@ def test_a_card_that_came_meanwhile_is_not_programmed_through_its_node(now: str)
         else:
             kernel.instances[port_of(region).sysfs] = 2
         with pytest.raises(ProgrammingError, match="no longer the FME"):
-            port.program(b"image")
+            port.program(RawImage(b"image"))
     assert not kernel.opened
     assert not kernel.ioctls
 
@@ -157,7 +158,7 @@ def test_the_driver_gets_exactly_the_image_of_this_port():
     got = []
     kernel.pr = lambda port, image: got.append((port, image)) or 0
     with backend.open_port(card, region) as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
     assert got == [(1, IMAGE)]
     ((node, request, argument),) = kernel.ioctls
     assert (node, request) == ("/dev/dfl-fme.0", 0xB680)
@@ -179,7 +180,7 @@ def test_an_image_that_is_mapped_reaches_the_driver_from_where_it_lies(tmp_path)
     with (tmp_path / "image").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
     with backend.open_port(card, region) as port:
-        port.program(memoryview(mapped)[4:])
+        port.program(RawImage(memoryview(mapped)[4:]))
     assert got == [IMAGE]
     begins = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     ((_, _, argument),) = kernel.ioctls
@@ -192,7 +193,7 @@ def test_an_image_of_no_size_or_too_great_a_size_never_reaches_the_driver(monkey
     with backend.open_port(card, region) as port:
         for image in (b"", b"123456789"):
             with pytest.raises(ProgrammingError, match=f"{len(image)} bytes"):
-                port.program(image)
+                port.program(RawImage(image))
     assert not kernel.ioctls
     assert "open /dev/dfl-fme.0" not in kernel.log
 
@@ -214,7 +215,7 @@ def test_a_failed_pr_says_what_the_driver_meant_and_closes_the_fme(number: int, 
     kernel.pr = failing(number)
     with backend.open_port(card, region) as port:
         with pytest.raises(ProgrammingError) as caught:
-            port.program(IMAGE)
+            port.program(RawImage(IMAGE))
         assert [node for node, _ in kernel.opened.values()] == [port_of(region).node]
     assert says in str(caught.value)
     assert errno.errorcode[number] in caught.value.message
@@ -232,7 +233,7 @@ def test_a_hardware_error_quotes_the_managers_status():
     kernel.pr = failing(errno.EIO)
     manager(kernel, "status", "reconfig CRC error\nreconfig fifo overflow error\n")
     with backend.open_port(card, region) as port, pytest.raises(ProgrammingError) as caught:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
     assert "'reconfig CRC error', 'reconfig fifo overflow error'" in caught.value.message
 
 
@@ -241,7 +242,7 @@ def test_a_hardware_error_stays_one_when_the_manager_cannot_be_read():
     kernel.pr = failing(errno.EIO)
     manager(kernel, "status", errno.EIO)
     with backend.open_port(card, region) as port, pytest.raises(ProgrammingError):
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
 
 
 @pytest.mark.parametrize(
@@ -256,21 +257,21 @@ def test_a_pr_that_the_manager_calls_failed_is_failed(name: str, text: str | int
     kernel, backend, card, region = one_card()
     manager(kernel, name, text)
     with backend.open_port(card, region) as port, pytest.raises(ProgrammingError):
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
 
 
 def test_a_manager_that_never_programmed_before_is_no_error():
     kernel, backend, card, region = one_card()
     manager(kernel, "state", "unknown")
     with backend.open_port(card, region) as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
 
 
 def test_a_result_that_the_driver_never_gives_is_an_error():
     kernel, backend, card, region = one_card()
     kernel.pr = lambda port, image: 1
     with backend.open_port(card, region) as port, pytest.raises(ProgrammingError, match="gave 1"):
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
 
 
 def test_nothing_is_programmed_through_an_fme_that_is_busy_or_no_longer_the_cards():
@@ -278,11 +279,11 @@ def test_nothing_is_programmed_through_an_fme_that_is_busy_or_no_longer_the_card
     with backend.open_port(card, region) as port:
         kernel.open_errors["/dev/dfl-fme.0"] = errno.EBUSY
         with pytest.raises(ProgrammingError, match="was not programmed"):
-            port.program(IMAGE)
+            port.program(RawImage(IMAGE))
         del kernel.open_errors["/dev/dfl-fme.0"]
         kernel.remove(fme_of(card).sysfs)
         with pytest.raises(ProgrammingError, match="no longer the FME"):
-            port.program(IMAGE)
+            port.program(RawImage(IMAGE))
         assert len(kernel.opened) == 1
     assert not kernel.ioctls
 
@@ -435,7 +436,7 @@ def test_an_image_of_any_size_that_the_driver_takes_reaches_it(monkeypatch):
     monkeypatch.setattr(defs, "MAX_IMAGE_BYTES", 8)
     with backend.open_port(card, region) as port:
         for image in (b"1", b"12345678"):
-            port.program(image)
+            port.program(RawImage(image))
     assert len(kernel.ioctls) == 2
 
 
@@ -444,7 +445,7 @@ def test_the_fme_is_opened_to_be_written_and_by_no_child():
     flags = []
     kernel.pr = lambda port, image: flags.append(list(kernel.opened.values())[-1][1]) or 0
     with backend.open_port(card, region) as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
     assert [each & (os.O_ACCMODE | os.O_CLOEXEC) for each in flags] == [os.O_RDWR | os.O_CLOEXEC]
 
 
@@ -454,7 +455,7 @@ def test_an_fme_that_cannot_be_opened_says_what_helps(number: int, helps: str):
     with backend.open_port(card, region) as port:
         kernel.open_errors["/dev/dfl-fme.0"] = number
         with pytest.raises(ProgrammingError) as caught:
-            port.program(IMAGE)
+            port.program(RawImage(IMAGE))
     assert helps in caught.value.hint
 
 
@@ -462,7 +463,7 @@ def test_an_empty_line_of_the_managers_status_is_no_error():
     kernel, backend, card, region = one_card()
     manager(kernel, "status", "\n\n")
     with backend.open_port(card, region) as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
 
 
 def test_the_error_registers_that_are_set_are_read_in_hexadecimal():

@@ -95,7 +95,7 @@ def name(root, content: bytes) -> None:
 
 
 def image(library) -> bytes:
-    return library.load(INTERFACE, BITSTREAM).image[16:]
+    return library.load(INTERFACE, BITSTREAM).image.data[16:]
 
 
 def kept(copies) -> set[str]:
@@ -161,7 +161,7 @@ def test_the_image_is_the_copy_itself_and_outlives_its_removal(make, place, copi
     place.unlink()
     library.tidy([])
     assert not kept(copies)
-    assert bytes(bitstream.image) == bytes.fromhex(AFU) + b"l" * 100_000
+    assert bytes(bitstream.image.data) == bytes.fromhex(AFU) + b"l" * 100_000
 
 
 def test_a_copy_that_cannot_be_mapped_is_refused(make, place, monkeypatch):
@@ -490,7 +490,7 @@ def test_an_aocx_file_is_verified_and_programmed_from_its_copy(make, root, hashe
     assert library.examine(f"{INTERFACE}/{HASH}.aocx").problem is None
     before = len(hashed)
     loaded = library.load(INTERFACE, parse_bitstream_id(HASH))
-    assert (loaded.afu_id, loaded.image[:16].hex()) == (AFU, AFU)
+    assert (loaded.afu_id, loaded.image.data[:16].hex()) == (AFU, AFU)
     assert len(hashed) == before if limit else before + 1
     put(file, aocx(name=b"f" * 40))
     with pytest.raises(BitstreamError, match=f"^{file}: has the hash f"):
@@ -561,8 +561,8 @@ def test_an_aocx_file_is_unpacked_once_into_a_copy_that_is_mapped(
     for later in (library, make()):  # a restart, too
         monkeypatch.setattr(kinds, "read_aocx", None)
         loaded = load_packed(later)
-        assert loaded.image[:16].hex() == AFU
-        assert loaded.image.nbytes == 16 + (3 << 20)
+        assert loaded.image.data[:16].hex() == AFU
+        assert loaded.image.data.nbytes == 16 + (3 << 20)
     assert str(copies / unpacked_digest()) in Path("/proc/self/maps").read_text()
 
 
@@ -573,7 +573,7 @@ def test_an_unpacked_copy_that_was_cut_or_removed_is_made_anew(make, packed, cop
     for spoil in (lambda: os.truncate(unpacked, 100), unpacked.unlink):
         os.chmod(unpacked, 0o600)
         spoil()
-        assert load_packed(library).image.nbytes == 16 + (3 << 20)
+        assert load_packed(library).image.data.nbytes == 16 + (3 << 20)
     assert len(hashed) == 3
 
 
@@ -599,7 +599,7 @@ def test_what_a_death_while_unpacking_left_is_removed_at_the_next_start(make, pa
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert len(left_over(copies)) == 2
-    assert load_packed(make()).image.nbytes == 16 + (3 << 20)
+    assert load_packed(make()).image.data.nbytes == 16 + (3 << 20)
     assert left_over(copies) == []
 
 
@@ -608,7 +608,7 @@ def test_many_that_unpack_the_same_content_at_once_all_get_it(make, packed, copi
     images = []
 
     def load(library) -> None:
-        images.append(bytes(load_packed(library).image))
+        images.append(bytes(load_packed(library).image.data))
 
     threads = [threading.Thread(target=load, args=(library,)) for library in libraries]
     for thread in threads:
@@ -640,7 +640,7 @@ def test_a_disk_that_gets_full_while_unpacking_refuses_and_leaves_nothing(
         load_packed(library)
     assert list(copies.iterdir()) == []
     monkeypatch.undo()
-    assert load_packed(library).image.nbytes == 16 + (3 << 20)
+    assert load_packed(library).image.data.nbytes == 16 + (3 << 20)
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_refused_and_taken_up_later(
@@ -654,7 +654,7 @@ def test_a_file_that_the_disk_has_no_room_for_is_refused_and_taken_up_later(
     assert caught.value.message.startswith(f"{packed}: its ")
     assert "FPGA_PLUGIN_STATE_DIR" in caught.value.hint
     assert left_over(copies) == []
-    assert load_packed(library).image.nbytes == 16 + (3 << 20)  # it was no verdict on the file
+    assert load_packed(library).image.data.nbytes == 16 + (3 << 20)  # it was no verdict on the file
 
 
 def test_a_full_disk_has_room_for_what_is_asked_for_where_older_copies_go(
@@ -682,7 +682,7 @@ def test_copies_on_a_file_system_in_memory_are_limited_by_the_memory(make, packe
     with pytest.raises(StoreUnavailableError, match="its file system is in memory, and takes 1024"):
         load_packed(make())
     monkeypatch.setattr(cache_module, "memory_limit", lambda: 20 << 20)
-    assert load_packed(make()).image.nbytes == 16 + (3 << 20)
+    assert load_packed(make()).image.data.nbytes == 16 + (3 << 20)
 
 
 def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):
@@ -727,10 +727,10 @@ else:
     with open(path, "wb") as file:
         file.write(elf((".acl.rand_hash", HASH.encode()), (".acl.fpga.bin", inner)))
     loaded = library(TrustMode.ANY).load(INTERFACE, HASH)
-    assert loaded.image.nbytes == {large} << 20
+    assert loaded.image.data.nbytes == {large} << 20
     high, _ = marks()
     assert high < {limit}, high
-    assert loaded.image[-1] == 0 == sum(loaded.image[:: 4096])  # as the driver does
+    assert loaded.image.data[-1] == 0 == sum(loaded.image.data[:: 4096])  # as the driver does
     del loaded
 high, now = marks()
 assert now < {limit}, now
@@ -753,8 +753,8 @@ def test_a_verified_file_is_served_from_its_copy_while_the_store_is_away(make, r
     assert image(library) == b"logic"
     load_packed(library)
     root.rename(root.with_name("away"))
-    assert library.kept(INTERFACE, BITSTREAM).image[16:] == b"logic"
-    assert library.kept(INTERFACE, parse_bitstream_id(HASH)).image.nbytes == 16 + (3 << 20)
+    assert library.kept(INTERFACE, BITSTREAM).image.data[16:] == b"logic"
+    assert library.kept(INTERFACE, parse_bitstream_id(HASH)).image.data.nbytes == 16 + (3 << 20)
     assert library.kept(INTERFACE, parse_bitstream_id(OTHER_AFU)) is None
     assert library.kept(INTERFACE, None) is None
 

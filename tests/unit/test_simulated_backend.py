@@ -15,6 +15,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.dfl.handles import fme_of
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import CardId, InterfaceId
@@ -77,7 +78,7 @@ def test_a_region_is_programmed_and_verified(backend, card, tmp_path):
     with backend.open_port(card, region) as port:
         port.reset()
         assert port.clear_errors() == {}
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
         assert port.afu_id() == AFU
     assert backend.afu_id(region) == AFU
     state = json.loads((tmp_path / "state.json").read_text())["regions"]
@@ -116,11 +117,11 @@ def test_a_failed_pr_is_told_and_its_poison_seen_until_a_rebind(hardware, card, 
     backend, region = hardware.backend, card.regions[1]
     arm(tmp_path, region, "pr-error")
     with backend.open_port(card, region) as port, pytest.raises(ProgrammingError):
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
     with pytest.raises(PortPoisonedError):
         backend.afu_id(region)
     with backend.open_port(card, region) as port:
-        port.program(IMAGE)  # the driver claims success
+        port.program(RawImage(IMAGE))  # the driver claims success
         with pytest.raises(PortPoisonedError):
             port.afu_id()
     assert list(backend.health(card).failed) == [region.id]
@@ -130,7 +131,7 @@ def test_a_failed_pr_is_told_and_its_poison_seen_until_a_rebind(hardware, card, 
     assert isinstance(again, Card)
     assert not backend.health(again).failed
     with backend.open_port(again, again.regions[1]) as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
         assert port.afu_id() == AFU
 
 
@@ -179,7 +180,7 @@ def test_an_unplugged_card_is_gone_and_comes_back(backend, card, tmp_path):
 
 def test_a_reader_sees_what_the_daemon_has(hardware, card, tmp_path):
     with hardware.backend.open_port(card, card.regions[0]) as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
     reader = simulated_backend(
         str(tmp_path), (SimulatedGroup(2, 3, INTERFACE),), pr_seconds=0, owner=False
     )

@@ -20,6 +20,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
 from fpga_plugin.hardware.simulated.factory import simulated_backend
@@ -133,7 +134,7 @@ def test_a_slot_is_held_programmed_and_read_through_its_functions(rig):
         assert rig.state()["open"] == 1
         port.reset()
         assert not port.clear_errors()
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         assert port.afu_id(AFU) == AFU
         assert port.afu_id() == AFU  # it may be read again
     assert rig.state()["open"] == 0
@@ -144,7 +145,7 @@ def test_a_slot_is_held_programmed_and_read_through_its_functions(rig):
 
 def test_any_function_may_show_the_expected_afu_and_only_that_one_counts(rig):
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         assert port.afu_id(PLACEHOLDER) == PLACEHOLDER
         assert port.afu_id(AFU_2) == AFU
 
@@ -233,7 +234,7 @@ def test_the_simulated_kernel_does_not_survive_an_unbinding_under_a_tenant(rig):
 
 def test_what_was_read_outlives_the_process_and_not_the_card(rig):
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         port.afu_id(AFU)
     rig.start()
     assert rig.afu_id() == AFU
@@ -250,9 +251,9 @@ def test_what_was_read_outlives_the_process_and_not_the_card(rig):
 
 def test_from_the_first_word_of_a_pr_until_it_is_read_nothing_is_known(rig):
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         port.afu_id(AFU)
-        port.program(image(AFU_2))
+        port.program(RawImage(image(AFU_2)))
     with pytest.raises(HardwareError, match="not known"):
         rig.afu_id()
     rig.start()
@@ -263,7 +264,7 @@ def test_from_the_first_word_of_a_pr_until_it_is_read_nothing_is_known(rig):
 @pytest.mark.parametrize("text", ["", "[]", '{"boot_id": 1}', "\0", '{"bound": 3}', "[" * 9999])
 def test_a_note_that_makes_no_sense_says_nothing(rig, text):
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         port.afu_id(AFU)
     (rig.path / "slots" / f"{CARD}-p0").write_text(text)
     rig.start()
@@ -274,7 +275,7 @@ def test_a_note_that_makes_no_sense_says_nothing(rig, text):
 @pytest.mark.parametrize("bound", [[["x", float("inf")]], [["x", "y"]], [["x"]], 3, {"x": 1}])
 def test_a_note_whose_functions_make_no_sense_says_nothing(rig, bound):
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         port.afu_id(AFU)
     (rig.path / "slots" / f"{CARD}-p0").write_text(json.dumps(rig.note() | {"bound": bound}))
     rig.start()
@@ -295,7 +296,7 @@ def test_what_was_bound_is_told_without_waiting_for_the_disk(rig):
 
 def test_a_note_of_another_boot_says_nothing(rig):
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         port.afu_id(AFU)
     (rig.path / "cards/boot_id").write_text("another")
     rig.start()
@@ -310,7 +311,7 @@ def test_after_a_failed_pr_the_slot_counts_as_poisoned_until_the_driver_is_rebou
     with rig.hold() as port:
         rig.arm(word)
         with pytest.raises(HardwareError) as caught:
-            port.program(image(AFU))
+            port.program(RawImage(image(AFU)))
     assert isinstance(caught.value, ProgrammingError)
     (rig.path / "cards/faults" / f"{CARD}-p0").unlink(missing_ok=True)
     rig.start()  # it outlives the process
@@ -626,7 +627,7 @@ def test_only_functions_that_the_setting_names_are_bound_opened_and_given(tmp_pa
     (region,) = rig.card.regions
     assert region.grant.nodes == ("/dev/vfio/256",)
     with rig.hold() as port:
-        port.program(image(AFU))
+        port.program(RawImage(image(AFU)))
         assert port.afu_id(AFU) == AFU
         assert rig.drivers() == ["vfio-pci", ""]
     rig.backend.give_back(rig.card, region)

@@ -11,6 +11,7 @@ from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards import steps
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import HardwareError, RefusedError, WrongImageError
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import AfuId, BitstreamId
 
 CARD = make_card()
@@ -31,15 +32,15 @@ class FakePort:
     def clear_errors(self) -> Mapping[str, int]:
         return self.errors.pop(0) if self.errors else {}
 
-    def program(self, image: bytes) -> None:
-        self.programmed.append(image)
+    def program(self, image: Image) -> None:
+        self.programmed.append(bytes(image.data))
 
     def afu_id(self, expected: AfuId | None = None) -> AfuId:
         return self.shows or AfuId(self.programmed[-1].decode())
 
 
 def image(afu: AfuId) -> Bitstream:
-    return Bitstream("/srv/x.gbs", INTERFACE, BitstreamId(afu), afu, afu.encode())
+    return Bitstream("/srv/x.gbs", INTERFACE, BitstreamId(afu), afu, RawImage(afu.encode()))
 
 
 def backend() -> mock.Mock:

@@ -81,7 +81,7 @@ def test_a_bitstream_is_loaded_with_its_ids_and_raw_image(library, place):
 
     assert (loaded.path, loaded.interface_id) == (str(place), INTERFACE)
     assert (loaded.bitstream_id, loaded.afu_id) == (AFU, AFU)
-    assert loaded.image == bytes.fromhex(AFU) + b"logic"
+    assert loaded.image.data == bytes.fromhex(AFU) + b"logic"
     assert "logic" not in repr(loaded)
 
 
@@ -89,7 +89,7 @@ def test_a_loaded_image_does_not_change_with_the_file(library, place):
     place.write_bytes(gbs(tail=b"logic"))
     loaded = library.load(INTERFACE, BITSTREAM)
     place.write_bytes(b"")
-    assert bytes(loaded.image).endswith(b"logic")
+    assert bytes(loaded.image.data).endswith(b"logic")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_every_sample_can_be_loaded_and_its_image_begins_with_its_afu_id(file, t
         if file.stem == "blank"
         else library.load(interface_id, parse_bitstream_id(file.stem))
     )
-    assert loaded.image[:16].hex() == loaded.afu_id
+    assert loaded.image.data[:16].hex() == loaded.afu_id
     assert loaded.afu_id != "d8424dc4a4a3c413f89e433683f9040b"  # what simulated cards power up with
 
 
@@ -177,7 +177,7 @@ def test_an_aocx_file_is_named_by_its_hash_and_gives_the_image_inside(library, s
     path.write_bytes(aocx())
     loaded = library.load(INTERFACE, name)
     assert (loaded.bitstream_id, loaded.afu_id) == (HASH, AFU)
-    assert loaded.image[:16] == bytes.fromhex(AFU)
+    assert loaded.image.data[:16] == bytes.fromhex(AFU)
     (entry,) = store.list()
     assert (entry.problem, entry.bitstream_id) == (None, HASH)
     path.write_bytes(aocx(name=b"f" * 40))

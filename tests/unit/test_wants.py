@@ -22,6 +22,7 @@ from fpga_plugin.cards.prepare import Kept, Want
 from fpga_plugin.cards.targets import Wants
 from fpga_plugin.errors import CardGoneError, InvalidRequestError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, RegionId
 from fpga_plugin.settings.settings import Advertise
 
@@ -107,6 +108,21 @@ def test_a_clock_is_held_against_the_image_before_anything_is_done(scene: Scene)
     assert wanted[other] is None
     assert isinstance(wanted[region], Want)
     assert wanted[region].settings == DriverSettings(clock=150)
+
+
+def test_an_image_that_the_cards_driver_does_not_read_is_refused_before_anything_is_done(
+    scene: Scene,
+):
+    region, other, _ = scene.regions
+    card = scene.ledger.cards[card_of(region)]
+    scene.plugin.call(
+        lambda: scene.ledger.hardware.card_found(
+            replace(card, takes=Xclbin), {each.id: BLANK for each in card.regions}, BLANK
+        )
+    )
+    task = exactly(scene, {other: None, region: asks()})
+    scene.refused(task, RefusedError, f"{region} .* a raw image: its driver reads xclbin files")
+    assert not scene.touched
 
 
 def test_a_card_is_asked_for_its_limits_only_for_a_request_with_parameters(scene: Scene):

@@ -11,16 +11,16 @@ from dataclasses import replace
 from itertools import chain
 
 from fpga_plugin.errors import HardwareError, quote
+from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.dfl import defs
-from fpga_plugin.hardware.dfl.discovery import PCI
 from fpga_plugin.hardware.dfl.on_trust import Kind, on_trust
-from fpga_plugin.hardware.dfl.shared import iommu
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.dfl.userclock import userclk_features
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
 from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio.binding import DRIVER as VFIO_DRIVER
+from fpga_plugin.hardware.vfio.function import PCI
 from fpga_plugin.ids import PciAddress
 
 _ALLOWED_FUNCTIONS = 64
@@ -154,7 +154,7 @@ class _Look:
                 Verdict.FAILS if foreign else Verdict.HOLDS,
                 f"{numbers}{drivers}",
             )
-        mode = iommu(self._kernel, [self._function, *links, *slot])
+        mode = pci.iommu(self._kernel, [self._function, *links, *slot])
         group = f"{self._function}/iommu_group"
         members = list(children(self._kernel, f"{group}/devices", r"[0-9a-f:.]{1,20}"))
         yield Assumption(

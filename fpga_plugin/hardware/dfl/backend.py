@@ -5,11 +5,12 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from fpga_plugin.errors import HardwareError
+from fpga_plugin.hardware.aer import AerCounters
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
+from fpga_plugin.hardware.boot import read_boot_id
 from fpga_plugin.hardware.dfl import discovery, numbers
-from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.fme_errors import clear_pcie_errors
-from fpga_plugin.hardware.dfl.functions import functions, make_functions
+from fpga_plugin.hardware.dfl.functions import make_functions
 from fpga_plugin.hardware.dfl.handles import port_of, slot_of
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.port import (
@@ -37,6 +38,7 @@ from fpga_plugin.hardware.model import (
     Region,
     ScanResult,
 )
+from fpga_plugin.hardware.pci import functions
 from fpga_plugin.hardware.vfio.notes import Notes
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
@@ -68,17 +70,8 @@ class DflBackend:
         self._aer = AerCounters()
 
     def boot_id(self) -> str:
-        """The kernel's boot id.
-
-        Raises:
-            HardwareError: /proc does not tell.
-        """
-        try:
-            return self._kernel.boot_id()
-        except OSError as error:
-            raise HardwareError(
-                f"the kernel's boot id cannot be read ({error.strerror})", hint="is /proc mounted?"
-            ) from error
+        """The kernel's boot id."""
+        return read_boot_id(self._kernel)
 
     def card_ids(self) -> Collection[CardId]:
         """Which cards there are, as the kernel's directories show."""
@@ -183,6 +176,13 @@ class DflBackend:
     def bind(self, card: CardId) -> None:
         """Put the PCI driver on a card that has none."""
         bind(self._kernel, PciAddress.parse(card))
+
+    def reset(self, card: Card) -> None:
+        """Its regions are reset one by one, and nothing else is."""
+
+    def guard(self, card: Card) -> str:  # noqa: ARG002 - of the interface
+        """Who may program is decided by the FME's node, which nobody is given."""
+        return ""
 
     def health(self, card: Card) -> CardHealth:
         """What the card's own signals say now."""

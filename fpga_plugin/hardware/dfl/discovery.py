@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
+from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.dfl import defs, numbers
 from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, SlotDevice, functions_of, port_of
-from fpga_plugin.hardware.dfl.shared import iommu, memory_clear_knobs, some_memory_stays
+from fpga_plugin.hardware.dfl.shared import memory_clear_knobs, some_memory_stays
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
 from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio.defs import CONTAINER
+from fpga_plugin.hardware.vfio.function import PCI
 from fpga_plugin.ids import (
     CardId,
     InterfaceId,
@@ -30,13 +32,9 @@ from fpga_plugin.ids import (
 )
 
 CLASS = "/sys/class/fpga_region"
-PCI = "/sys/bus/pci/devices"
 
 _MAX_PORTS = 64
 """More ports than any card has: FME_CAP has three bits for the number (drivers/fpga/dfl.h)."""
-
-_INTEGER = re.compile(r"-?[0-9]{1,4}", re.ASCII)
-_ROOT_COMPLEX = re.compile(r"/sys/devices/(pci[0-9a-f]{4,}:[0-9a-f]{2})/", re.ASCII)
 
 Skipped = Callable[[str, str], None]
 """Told of a base region that is left out, and why: something without a PCI address is no card."""
@@ -213,16 +211,16 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
     return Card(
         address=address,
         interface_id=_interface_id(kernel, address, fme),
-        numa_node=_numa_node(kernel, base.parent),
+        numa_node=pci.numa_node(kernel, base.parent),
         regions=regions,
         ports=ports,
         clears_memory=any(memory_clear_knobs(kernel, fme)),
         some_memory_stays=some_memory_stays(kernel, fme),
-        iommu=iommu(kernel, functions),
+        iommu=pci.iommu(kernel, functions),
         description=_description(kernel, base.parent),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
-        reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
-        pcie_root=_pcie_root(base.parent),
+        reprogrammable=pci.ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
+        pcie_root=pci.root_complex(base.parent),
         firmware=firmware,
         guarded=numbers.guarded(kernel, fme, map(port_of, regions)),
     )
@@ -424,33 +422,11 @@ def _interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
     )
 
 
-def _numa_node(kernel: Kernel, parent: str) -> int | None:
-    path = f"{parent}/numa_node"
-    text = optional(kernel, path)
-    if text is None:
-        return None
-    if not _INTEGER.fullmatch(text):
-        raise HardwareError(f"{path} says {quote(text)} where a NUMA node belongs")
-    return int(text) if int(text) >= 0 else None
-
-
-def _pcie_root(parent: str) -> str:
-    """Kubernetes' own helper for the attribute pcieRoot takes it from there, too."""
-    root = _ROOT_COMPLEX.match(parent)
-    return "" if root is None else root[1]
-
-
 def _description(kernel: Kernel, parent: str) -> str:
     """The product's name where it is known, and the PCI ids."""
-    ids = _pci_ids(kernel, parent)
+    ids = pci.ids(kernel, parent)
     if not all(re.fullmatch(r"[0-9a-f]{4}", part, re.ASCII) for part in ids[:2]):
         return ""
     numbers = ":".join(ids[:2])
     product = defs.PRODUCTS.get(ids) or defs.PRODUCTS.get(ids[:2])
     return f"{product} ({numbers})" if product else numbers
-
-
-def _pci_ids(kernel: Kernel, parent: str) -> tuple[str, ...]:
-    """Vendor and device of a function, and of its subsystem."""
-    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
-    return tuple((optional(kernel, f"{parent}/{name}") or "").removeprefix("0x") for name in names)

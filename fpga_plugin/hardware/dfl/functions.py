@@ -1,51 +1,22 @@
-"""The PCI functions of a card: what they are, and making and removing the virtual ones."""
+"""Making and removing the virtual functions of a card."""
 
 import errno
 import os
 import re
 
 from fpga_plugin.errors import (
-    CardGoneError,
-    HardwareError,
     PortInUseError,
     RefusedError,
     quote,
 )
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.kernel import Kernel
-from fpga_plugin.hardware.model import PciFunction
 from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio import defs as vfio
-from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver, read_function
+from fpga_plugin.hardware.vfio.function import PCI, driver, read_function
 from fpga_plugin.ids import CardId, PciAddress
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
-
-
-def functions(kernel: Kernel, card: CardId) -> tuple[PciFunction, ...]:
-    """The function with the FME, its virtual ones, and the device's other physical ones.
-
-    Raises:
-        CardGoneError: there is no such card.
-        HardwareError: they cannot be listed.
-    """
-    address = PciAddress.parse(card)
-    roles: dict[PciAddress, str] = {address: "card"}
-    try:
-        if not kernel.exists(f"{PCI}/{address}"):
-            raise CardGoneError(f"there is no card {card}", hint="is it in its slot?")
-        for link in children(kernel, f"{PCI}/{address}", r"virtfn[0-9]{1,5}"):
-            roles[PciAddress.parse(os.path.basename(kernel.realpath(link)))] = "virtual"
-        for name in kernel.listdir(PCI):
-            other = _address(name)
-            if other is not None and _same_device(other, address):
-                virtual = kernel.exists(f"{PCI}/{name}/physfn")
-                roles.setdefault(other, "virtual" if virtual else "physical")
-        return tuple(_read(kernel, one, role) for one, role in sorted(roles.items()))
-    except (OSError, ValueError) as error:
-        raise HardwareError(
-            f"the functions of card {card} cannot be listed ({error})", hint="see the kernel's log"
-        ) from error
 
 
 def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
@@ -147,25 +118,3 @@ def _ports(kernel: Kernel, function: str) -> list[str]:
         for port in children(kernel, base, r"dfl-port\.[0-9]{1,9}")
         if kernel.exists(f"{port}/driver")
     ]
-
-
-def _read(kernel: Kernel, address: PciAddress, role: str) -> PciFunction:
-    group: int | None = None
-    translation = ""
-    if kernel.exists(f"{PCI}/{address}/iommu_group"):
-        name = os.path.basename(kernel.realpath(f"{PCI}/{address}/iommu_group"))
-        if _NUMBER.fullmatch(name):
-            group = int(name)
-            translation = optional(kernel, f"{GROUPS}/{group}/type") or ""
-    return PciFunction(address, role, driver(kernel, address) or "", group, translation[:32])
-
-
-def _address(name: str) -> PciAddress | None:
-    try:
-        return PciAddress.parse(name)
-    except ValueError:
-        return None
-
-
-def _same_device(one: PciAddress, other: PciAddress) -> bool:
-    return (one.domain, one.bus, one.device) == (other.domain, other.bus, other.device)

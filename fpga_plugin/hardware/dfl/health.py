@@ -18,8 +18,10 @@ from fpga_plugin.errors import (
     HardwareError,
     PortPoisonedError,
 )
-from fpga_plugin.hardware.dfl import defs, hwmon
-from fpga_plugin.hardware.dfl.aer import AerCounters
+from fpga_plugin.hardware import hwmon
+from fpga_plugin.hardware.aer import AerCounters
+from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.bmc import board
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of, slot_of
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.kernel import Kernel
@@ -159,7 +161,7 @@ def _judge_sensors(reading: _Reading, card: Card) -> None:
 
 def _judge_board(reading: _Reading, card: Card) -> None:
     """The board's management controller; that it cannot be read says nothing of the FPGA."""
-    for sensors in hwmon.board(reading.children, fme_of(card).sysfs):
+    for sensors in board(reading.children, fme_of(card).sysfs):
         try:
             for channel in hwmon.channels(reading.children, sensors):
                 if hwmon.kind(channel) == "temp":

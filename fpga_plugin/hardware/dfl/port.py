@@ -25,6 +25,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
+from fpga_plugin.hardware.image import Image, RawImage, expect
 from fpga_plugin.hardware.kernel import Handle, Kernel
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.sysfs import bare_hex, children, number, optional
@@ -211,23 +212,25 @@ class DflPort:
             hint="the card was too hot or drew too much power; let it cool, then power-cycle it",
         )
 
-    def program(self, image: bytes | memoryview) -> None:
+    def program(self, image: Image) -> None:
         """Stream a raw image into the region; seconds, and nothing can interrupt it.
 
         Args:
-            image: bytes, or writable memory that nobody writes to, such as a private mapping.
+            image: raw; bytes, or writable memory that nobody writes to, such as a private mapping.
 
         Raises:
+            RefusedError: it is no raw image.
             ProgrammingError: nothing was written or it failed, the message says which.
         """
-        if not 0 < len(image) <= defs.MAX_IMAGE_BYTES:
+        data = expect(image, RawImage, self._region.id).data
+        if not 0 < len(data) <= defs.MAX_IMAGE_BYTES:
             raise ProgrammingError(
-                f"an image of {len(image)} bytes cannot be programmed into {self._region.id}",
+                f"an image of {len(data)} bytes cannot be programmed into {self._region.id}",
                 hint="the file has no configuration data, or more than the driver takes (4 GiB)",
             )
         handle = self._open_fme()
         try:
-            self._stream(handle, image)
+            self._stream(handle, data)
         finally:
             _close(self._kernel, handle, self._fme.node)
         self._judge_manager()

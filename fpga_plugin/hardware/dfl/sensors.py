@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from fpga_plugin.errors import HardwareError
-from fpga_plugin.hardware.dfl import hwmon
+from fpga_plugin.hardware import hwmon
+from fpga_plugin.hardware.dfl.bmc import board
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Readings
@@ -22,7 +23,7 @@ def readings(kernel: Kernel, card: Card) -> Readings:
     """Read a card's sensors; what is not there, or cannot be read now, is left out."""
     found: dict[str, dict[str, float]] = {"temp": {}, "power": {}}
     listed = partial(_listed, kernel)
-    for devices in (hwmon.own, hwmon.board):
+    for devices in (hwmon.own, board):
         for device in devices(listed, fme_of(card).sysfs):
             _add(kernel, hwmon.channels(listed, device), found)
     errors: dict[str, int] = {}

@@ -19,6 +19,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.dfl.handles import SlotDevice
 from fpga_plugin.hardware.dfl.port import DflPort, check_instance, open_port, rebind_hint
+from fpga_plugin.hardware.image import Image, RawImage, expect
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.vfio import binding
@@ -155,12 +156,13 @@ class OfsSlot:
             self._judge(error)
             raise
 
-    def program(self, image: bytes | memoryview) -> None:
+    def program(self, image: Image) -> None:
         """Stream a raw image into the slot, behind all of its functions at once.
 
         Raises:
-            ProgrammingError: as `DflPort.program`.
+            RefusedError, ProgrammingError: as `DflPort.program`.
         """
+        expect(image, RawImage, self._region.id)  # nothing is forgotten for one that is refused
         self._notes.shows(self._region.id, self._life, None)
         try:
             self._port.program(image)

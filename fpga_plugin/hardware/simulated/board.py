@@ -147,7 +147,7 @@ class Board:
             OSError: ENODEV, the card is gone.
         """
         state = self.machine.state.regions.get(self.region(port))
-        if state is None or self.gone:
+        if not isinstance(state, RegionState) or self.gone:
             raise failure(errno.ENODEV, self.card)
         return state
 

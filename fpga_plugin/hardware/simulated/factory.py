@@ -1,14 +1,15 @@
-"""Puts the simulated hardware together: the DFL code over the simulated kernel, and its events."""
+"""Puts the simulated hardware together: the families' code over simulated kernels, and events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fpga_plugin.errors import SettingsError, quote
+from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
-from fpga_plugin.settings.settings import SimulatedGroup
+from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class SimulatedHardware:
     """The hardware of a daemon with simulated cards."""
 
     kernel: SimulatedKernel
-    backend: DflBackend
+    backend: Backend
     events: SimulatedEvents
 
 
@@ -50,5 +51,12 @@ def simulated_backend(
             f"the simulated cards' directory {quote(directory)} cannot be used ({error.strerror})",
             hint="set FPGA_PLUGIN_SIMULATED_DIR to a directory that the plugin may write",
         ) from error
-    backend = DflBackend(kernel, rule=rule, slots=slots, owner=owner)
+    backend: Backend = DflBackend(kernel, rule=rule, slots=slots, owner=owner)
+    if any(SimulatedKind.ALVEO in group.kinds for group in groups):
+        from fpga_plugin.hardware.families import Families  # only where there are such cards
+        from fpga_plugin.hardware.simulated.alveo.kernel import SimulatedXrtKernel
+        from fpga_plugin.hardware.xrt.backend import XrtBackend
+
+        alveo = SimulatedXrtKernel(kernel, pr_seconds=pr_seconds)
+        backend = Families([backend, XrtBackend(alveo)])
     return SimulatedHardware(kernel, backend, SimulatedEvents(kernel))

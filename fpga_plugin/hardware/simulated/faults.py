@@ -18,6 +18,21 @@ file is there.
 | `pcie-error` | bit 0 of the FME's `pcie0_errors`; PcieError in its `nonfatal_errors` |
 | `fatal` | every attribute of the port's registers reads all ones, as when the link is dead |
 
+Alveo cards know `pr-error`, `pr-stuck`, `port-open`, `thermal` and `fatal` in the same sense, and
+these:
+
+| word | what the card shows |
+|---|---|
+| `bad-state` | `device_bad_state` is 1, also once the file is gone, until the card is reset |
+| `firewall` | the same of a firewall that has tripped |
+| `recovery` | it runs its golden image |
+| `holder` | a process ignores SIGBUS: a reset does not go on while the file is there |
+| `lost-answer` | PF0's answer to the next reset is lost: PF1 comes online by itself |
+| `late-refresh` | the next load's record is emptied a moment later |
+| `mute` | PF1 does not hear of another mask while the file is there |
+| `minor-moves` | the next reset gives the render node another minor |
+| `memory-stuck` | on-card memory keeps what it has, whatever is written |
+
 All but `pcie-error` are signals of the port, so that they fail the region that is named and not
 its card. PRs run under `thermal` and `fatal`: the driver does not look before it streams.
 """
@@ -49,6 +64,15 @@ class Fault(StrEnum):
     FATAL = "fatal"
     PORT_FATAL = "port-fatal"
     PCIE_ERROR = "pcie-error"
+    BAD_STATE = "bad-state"
+    FIREWALL = "firewall"
+    RECOVERY = "recovery"
+    HOLDER = "holder"
+    LOST_ANSWER = "lost-answer"
+    LATE_REFRESH = "late-refresh"
+    MUTE = "mute"
+    MINOR_MOVES = "minor-moves"
+    MEMORY_STUCK = "memory-stuck"
 
 
 class Faults:

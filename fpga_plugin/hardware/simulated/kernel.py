@@ -49,6 +49,12 @@ class SimulatedKernel:
             (`owner=False`) writes nothing and cannot open nodes.
         sleep: waits for a PR; cannot be interrupted.
 
+    Attributes:
+        owner: as given.
+        rack: the cards.
+        note_removal: are told of cards whose files were removed; other drivers' cards share the
+            directory.
+
     Raises:
         OSError: the directory cannot be made or written.
     """
@@ -64,11 +70,11 @@ class SimulatedKernel:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.directory = directory
-        self._owner = owner
+        self.owner = owner
         self._listeners: list[Callable[[CardId], None]] = []
         self._open: dict[Handle, OpenFile] = {}
         self._next_handle = 3
-        self._rack = Rack(
+        self.rack = Rack(
             directory,
             groups,
             owner=owner,
@@ -76,22 +82,23 @@ class SimulatedKernel:
             unbind=lambda text: self._driver.unbind(text),  # noqa: PLW0108 - the same
             stop=lambda what: self._driver.oops(what),  # noqa: PLW0108 - the same
         )
-        self._lock = self._rack.lock
-        self._driver = PciDriver(directory, self._rack, self._tell)
-        self._vfio = VfioFiles(self._rack, self._rack.vfio, self._next)
+        self.note_removal = [self.rack.note_removal]
+        self._lock = self.rack.lock
+        self._driver = PciDriver(directory, self.rack, self.tell)
+        self._vfio = VfioFiles(self.rack, self.rack.vfio, self._next)
         self._pr = Reconfiguration(
-            self._rack, pr_seconds=pr_seconds, stuck_seconds=stuck_seconds, sleep=sleep
+            self.rack, pr_seconds=pr_seconds, stuck_seconds=stuck_seconds, sleep=sleep
         )
 
     @property
     def cards_directory(self) -> str:
         """One file a plugged card."""
-        return self._rack.slots.cards_directory
+        return self.rack.slots.cards_directory
 
     @property
     def faults_directory(self) -> str:
         """One file an armed fault."""
-        return self._rack.machine.faults.directory
+        return self.rack.machine.faults.directory
 
     # The Kernel protocol.
 
@@ -147,7 +154,7 @@ class SimulatedKernel:
     def write(self, path: str, text: str) -> None:
         """Write a sysfs attribute."""
         match self._node(path):
-            case Attribute(store=store) if store is not None and self._owner:
+            case Attribute(store=store) if store is not None and self.owner:
                 with _at(path):
                     store(text)
             case str() | Attribute():
@@ -160,7 +167,7 @@ class SimulatedKernel:
         vfio = VfioFiles.is_node(node)
         if not vfio and _NODE.fullmatch(node) is None:
             raise failure(errno.ENOENT, node)
-        if not self._owner:
+        if not self.owner:
             raise failure(errno.EACCES, node)
         if vfio:
             with self._lock:
@@ -180,7 +187,7 @@ class SimulatedKernel:
                 return self._vfio.ioctl(handle, request, argument)
         file = self._file(handle)
         with self._lock:
-            self._rack.look(file.board.card)
+            self.rack.look(file.board.card)
         if not file.alive:
             # afu_ioctl and fme_ioctl take ENODEV for "not mine" and end up with EINVAL.
             raise failure(errno.EINVAL, file.board.card)
@@ -227,11 +234,11 @@ class SimulatedKernel:
             binding.exclusive -= {file.port}
             if file.alive:
                 state = file.board.state(file.port)
-                self._rack.put(file.board.region(file.port), replace(state, open=state.open - 1))
+                self.rack.put(file.board.region(file.port), replace(state, open=state.open - 1))
                 if state.open == 1:
                     with suppress(OSError):  # afu_release does not look at what came of it
                         file.board.reset(file.port)
-            self._rack.settle()
+            self.rack.settle()
 
     # What the event source needs.
 
@@ -241,13 +248,14 @@ class SimulatedKernel:
         A card that was taken out and put back at once is seen as that, not as never moved, even
         if its new file got the inode of the old one.
         """
-        if (card := self._rack.slots.parse(name)) is not None:
-            self._rack.note_removal(card)
+        if (card := self.rack.slots.parse(name)) is not None:
+            for note in self.note_removal:
+                note(card)
         return card
 
     def card(self, name: str) -> CardId | None:
         """The card that a file of `cards/` stands for; None for other names."""
-        return self._rack.slots.parse(name)
+        return self.rack.slots.parse(name)
 
     def subscribe(self, listener: Callable[[CardId], None]) -> Callable[[], None]:
         """Call `listener`, from any thread, when drivers are bound or unbound; returns its end."""
@@ -258,11 +266,11 @@ class SimulatedKernel:
 
     def _device(self, node: str, kind: str, number: int) -> tuple[Board, int | None]:
         with self._lock:
-            topology = self._rack.topology
+            topology = self.rack.topology
             if (found := topology.device(kind, number)) is None:
-                self._rack.look_at_all()
+                self.rack.look_at_all()
             else:
-                self._rack.look(found[0].card)
+                self.rack.look(found[0].card)
             found = topology.device(kind, number)
         if found is None:
             raise failure(errno.ENXIO, node)
@@ -285,10 +293,10 @@ class SimulatedKernel:
             if board.gone or binding is None:
                 raise failure(errno.ENXIO, node)
             state = board.state(port)
-            tenant = self._rack.machine.faults.armed(board.region(port)) is Fault.PORT_OPEN
+            tenant = self.rack.machine.faults.armed(board.region(port)) is Fault.PORT_OPEN
             if port in binding.exclusive or (exclusive and (state.open or tenant)):
                 raise failure(errno.EBUSY, node)
-            self._rack.machine.state.commit(board.region(port), replace(state, open=state.open + 1))
+            self.rack.machine.state.commit(board.region(port), replace(state, open=state.open + 1))
             if exclusive:
                 binding.exclusive |= {port}
             return self._handle(OpenFile(board, binding, port))
@@ -309,7 +317,8 @@ class SimulatedKernel:
             raise failure(errno.EBADF)
         return file
 
-    def _tell(self, card: CardId) -> None:
+    def tell(self, card: CardId) -> None:
+        """Drivers or nodes of a card came or went: the uevents of it."""
         for listener in tuple(self._listeners):
             listener(card)
 
@@ -318,7 +327,7 @@ class SimulatedKernel:
             return self._resolve(path)[1]
 
     def _resolve(self, path: str) -> tuple[str, Node]:
-        return resolve(self._rack.topology.root, path)
+        return resolve(self.rack.topology.root, path)
 
 
 @contextmanager

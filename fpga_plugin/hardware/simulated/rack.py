@@ -14,11 +14,11 @@ from fpga_plugin.hardware.simulated.faults import Faults
 from fpga_plugin.hardware.simulated.functions import VfioDriver, is_ofs
 from fpga_plugin.hardware.simulated.numbers import Numbers
 from fpga_plugin.hardware.simulated.slots import CardFile, Slots
-from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS, RegionState, StateFile
+from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS, RegionState, StateFile, Stored
 from fpga_plugin.hardware.simulated.topology import Topology
 from fpga_plugin.hardware.simulated.tree import failure
 from fpga_plugin.ids import CardId, RegionId, region_id
-from fpga_plugin.settings.settings import SimulatedGroup
+from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
 
 
 class Rack:
@@ -88,13 +88,15 @@ class Rack:
 
     def look(self, card: CardId) -> Board | None:
         """Make one card what its file says; None: it is not plugged."""
+        if not self._mine(card):
+            return None
         self._look(card)
         self.settle()
         return self.boards.get(card)
 
     def look_at_all(self) -> None:
         """Make all cards what the files say."""
-        plugged = self.slots.plugged()
+        plugged = [card for card in self.slots.plugged() if self._mine(card)]
         # Those that have gone come first: their numbers are free for those that have come.
         for card in (*(self.boards.keys() - plugged), *plugged):
             self._look(card)
@@ -123,6 +125,10 @@ class Rack:
             self.slots.save()
         self._unsaved = False
 
+    def _mine(self, card: CardId) -> bool:
+        """Whether a card is one of the DFL drivers'."""
+        return SimulatedKind.ALVEO not in self.slots.shape(card).kinds
+
     def _settled(self) -> None:
         with self.lock:
             self.changed()
@@ -131,26 +137,28 @@ class Rack:
     def _power_up(self) -> None:
         """Start with what the files say: cards that stayed plugged kept their configuration."""
         saved = self.machine.state.load()
-        found = [(card, self.slots.look(card)) for card in self.slots.plugged()]
+        mine = filter(self._mine, self.slots.plugged())
+        found = [(card, self.slots.look(card)) for card in mine]
         plugged = [(card, file) for card, file in found if file is not None]
         kept = {card for card, file in plugged if self._stayed(card, file, saved)}
         # Cards that keep their numbers come before those that take what is free.
         for card, file in sorted(plugged, key=lambda item: item[0] not in kept):
             self._plug(card, file, saved if card in kept else {})
-        for card in self.slots.shapes.keys() - self.boards.keys():
+        for card in filter(self._mine, self.slots.shapes.keys() - self.boards.keys()):
             self.slots.remember(card, None)
         self.settle()
 
-    def _stayed(self, card: CardId, file: CardFile, saved: Mapping[RegionId, RegionState]) -> bool:
+    def _stayed(self, card: CardId, file: CardFile, saved: Mapping[RegionId, Stored]) -> bool:
         """Whether a card was there all the time while no daemon ran."""
         if self.slots.is_known(card) and self.slots.known(card) != file.inode:
             return False
         ports = range(self.slots.shape(card).regions)
         return any(region_id(card, port) in saved for port in ports)
 
-    def _plug(self, card: CardId, file: CardFile, saved: Mapping[RegionId, RegionState]) -> None:
+    def _plug(self, card: CardId, file: CardFile, saved: Mapping[RegionId, Stored]) -> None:
         board = Board(self.machine, card, self.slots.shape(card), file)
-        states = {p: saved.get(board.region(p), RegionState()) for p in board.ports}
+        kept = {p: saved.get(board.region(p)) for p in board.ports}
+        states = {p: s if isinstance(s, RegionState) else RegionState() for p, s in kept.items()}
         if is_ofs(board) and states[0].functions is None:
             states[0] = replace(states[0], functions=("",) * MOST_FUNCTIONS)
         for port, state in states.items():

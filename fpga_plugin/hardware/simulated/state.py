@@ -7,7 +7,7 @@ it returns.
 
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fpga_plugin.hardware.simulated import files
@@ -49,6 +49,40 @@ class RegionState:
     functions: tuple[str, ...] | None = None
 
 
+NO_IMAGE = AfuId("0" * 32)
+"""What an Alveo card holds after power-up: its shell alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlveoState:
+    """An Alveo card's one region, and what its two drivers know.
+
+    Attributes:
+        afu_id: the image on the card. While it is loaded, the one that it will leave there.
+        record: what PF1's driver believes is loaded; `NO_IMAGE`: nothing.
+        mask: of mailbox requests; PF0's driver has it in memory.
+        bad: what only a reset ends: `bad-state` or `firewall`; empty: nothing.
+        shutdown: PF1's driver has shut the card down.
+        management: xclmgmt is bound to PF0.
+        user: xocl is bound to PF1.
+        minor: of the render node; None while there is none.
+        zeroed: where the on-card memory reads zero, as pairs of first address and end.
+    """
+
+    afu_id: AfuId = NO_IMAGE
+    record: AfuId = NO_IMAGE
+    mask: int = 0
+    bad: str = ""
+    shutdown: bool = False
+    management: bool = True
+    user: bool = True
+    minor: int | None = None
+    zeroed: tuple[tuple[int, int], ...] = ()
+
+
+Stored = RegionState | AlveoState
+
+
 class StateFile:
     """The regions of all plugged cards, and their file.
 
@@ -59,12 +93,12 @@ class StateFile:
     """
 
     def __init__(self, directory: str) -> None:
-        self.regions: dict[RegionId, RegionState] = {}
+        self.regions: dict[RegionId, Stored] = {}
         self._path = os.path.join(directory, "state.json")
         self._lines: dict[RegionId, str] = {}  # of the file, in its order
         self._changed: set[RegionId] = set()  # since the lines were made
 
-    def load(self) -> dict[RegionId, RegionState]:
+    def load(self) -> dict[RegionId, Stored]:
         """What the file says, entry by entry; entries that make no sense are left out."""
         entries = (files.load_object(self._path) or {}).get("regions")
         if not isinstance(entries, dict):
@@ -72,7 +106,7 @@ class StateFile:
         parsed = ((RegionId(name), _parse(entry)) for name, entry in entries.items())
         return {name: state for name, state in parsed if state is not None}
 
-    def commit(self, region: RegionId, state: RegionState) -> None:
+    def commit(self, region: RegionId, state: Stored) -> None:
         """Change a region, the file included.
 
         Raises:
@@ -89,7 +123,7 @@ class StateFile:
                 self.put(region, before)
             raise
 
-    def put(self, region: RegionId, state: RegionState) -> None:
+    def put(self, region: RegionId, state: Stored) -> None:
         """Change a region in memory; `save` is then due."""
         self.regions[region] = state
         self._changed.add(region)
@@ -125,14 +159,16 @@ _DRIVERS = ("", "vfio-pci", "dfl-pci")
 _FIELDS = sorted(field.name for field in fields(RegionState))
 
 
-def _dump(state: RegionState) -> str:
+def _dump(state: Stored) -> str:
+    if isinstance(state, AlveoState):
+        return json.dumps(asdict(state), sort_keys=True)
     values = {name: getattr(state, name) for name in _FIELDS}
     if state.functions is None:
         del values["functions"]
     return json.dumps(values)
 
 
-def _parse(entry: Any) -> RegionState | None:
+def _parse(entry: Any) -> Stored | None:
     """One entry of the file. Fields that are missing or senseless read as after power-up.
 
     `open` is never read: whoever starts owns the directory, and the descriptors of the process
@@ -144,6 +180,8 @@ def _parse(entry: Any) -> RegionState | None:
         afu_id = parse_afu_id(str(entry.get("afu_id")))
     except ValueError:
         return None
+    if "record" in entry:
+        return _parse_alveo(afu_id, entry)
     clock = entry.get("clock")
     return RegionState(
         afu_id=afu_id,
@@ -154,6 +192,31 @@ def _parse(entry: Any) -> RegionState | None:
         fme=_number(entry.get("fme")),
         functions=_drivers(entry.get("functions")),
     )
+
+
+def _parse_alveo(afu_id: AfuId, entry: dict[str, Any]) -> AlveoState:
+    try:
+        record = parse_afu_id(str(entry.get("record")))
+    except ValueError:
+        record = NO_IMAGE
+    zeroed = entry.get("zeroed")
+    return AlveoState(
+        afu_id=afu_id,
+        record=record,
+        mask=_number(entry.get("mask")) or 0,
+        bad=bad if (bad := entry.get("bad")) in {"bad-state", "firewall"} else "",
+        shutdown=entry.get("shutdown") is True,
+        management=entry.get("management") is not False,
+        user=entry.get("user") is not False,
+        minor=_number(entry.get("minor")),
+        zeroed=tuple(map(_range, zeroed)) if isinstance(zeroed, list) else (),
+    )
+
+
+def _range(value: Any) -> tuple[int, int]:
+    if isinstance(value, list) and len(value) == 2:  # noqa: PLR2004  # first address and end
+        return _number(value[0]) or 0, _number(value[1]) or 0
+    return 0, 0
 
 
 def _drivers(value: Any) -> tuple[str, ...] | None:

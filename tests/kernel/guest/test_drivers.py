@@ -22,6 +22,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
@@ -130,7 +131,7 @@ def test_an_image_of_any_size_is_streamed_and_seen(rig: Rig, size: int):
         port.reset()
         assert port.clear_errors() == {}
         sent = image(max(size, AFU_BYTES))[:size]
-        port.program(sent)
+        port.program(RawImage(sent))
         # Of a shorter image the card has what it was sent.
         seen = sent[:AFU_BYTES].ljust(AFU_BYTES, b"\0").hex()
         assert port.afu_id() == seen
@@ -141,7 +142,7 @@ def test_an_image_of_any_size_is_streamed_and_seen(rig: Rig, size: int):
 def test_an_empty_image_never_reaches_the_driver(rig: Rig):
     card = rig.card()
     with rig.backend.open_port(card, card.regions[0]) as port, pytest.raises(ProgrammingError):
-        port.program(b"")
+        port.program(RawImage(b""))
 
 
 def test_an_exclusive_port_is_nobody_elses(rig: Rig):
@@ -171,17 +172,17 @@ def test_a_failed_pr_poisons_its_port_until_a_rebind_and_no_other(rig: Rig, word
     region, other = card.regions[1], card.regions[0]
     rig.arm(region.id, word)
     with rig.backend.open_port(card, region) as port, pytest.raises(ProgrammingError):
-        port.program(image())
+        port.program(RawImage(image()))
     with pytest.raises(PortPoisonedError):
         rig.backend.afu_id(region)
     with rig.backend.open_port(card, region) as port:
         port.reset()  # the driver claims success
-        port.program(image())  # here too
+        port.program(RawImage(image()))  # here too
         with pytest.raises(PortPoisonedError):
             port.afu_id()
     assert list(rig.backend.health(card).failed) == [region.id]
     with rig.backend.open_port(card, other) as port:
-        port.program(image())
+        port.program(RawImage(image()))
         assert port.afu_id() == AFU
     rig.unbind()
     assert rig.backend.scan_card(CARD) is None
@@ -192,7 +193,7 @@ def test_a_failed_pr_poisons_its_port_until_a_rebind_and_no_other(rig: Rig, word
     assert not rig.backend.health(again).failed
     assert rig.backend.afu_id(again.regions[0]) == AFU  # a rebind loads nothing
     with rig.backend.open_port(again, again.regions[1]) as port:
-        port.program(image())
+        port.program(RawImage(image()))
         assert port.afu_id() == AFU
 
 
@@ -206,19 +207,19 @@ def test_a_reset_that_is_not_acknowledged_poisons_its_port_and_no_other(rig: Rig
         end()
         # The driver counts one reset too many from now on, and says that all is well.
         port.reset()
-        port.program(image())
+        port.program(RawImage(image()))
         with pytest.raises(PortPoisonedError):
             port.afu_id()
     assert list(rig.backend.health(card).failed) == [region.id]
     with rig.backend.open_port(card, card.regions[0]) as port:
-        port.program(image())
+        port.program(RawImage(image()))
         assert port.afu_id() == AFU
     rig.unbind()
     rig.bind()
     again = rig.card()
     assert not rig.backend.health(again).failed
     with rig.backend.open_port(again, again.regions[1]) as port:
-        port.program(image())
+        port.program(RawImage(image()))
         assert port.afu_id() == AFU
 
 
@@ -228,7 +229,7 @@ def test_a_pr_whose_port_does_not_acknowledge_streams_nothing_and_poisons_it(rig
     with rig.backend.open_port(card, region) as port:
         end = rig.arm(region.id, "port-deaf")
         with pytest.raises(ProgrammingError, match="in time"):
-            port.program(image())
+            port.program(RawImage(image()))
         end()
     with pytest.raises(PortPoisonedError):
         rig.backend.afu_id(region)
@@ -313,7 +314,7 @@ def test_a_card_that_went_and_came_back_is_another_one_under_the_same_numbers(ri
     with pytest.raises(CardGoneError):
         rig.backend.open_port(before, region)
     with rig.backend.open_port(after, after.regions[0]) as port:
-        port.program(image())
+        port.program(RawImage(image()))
         assert port.afu_id() == AFU
 
 

@@ -11,6 +11,7 @@ import rack
 
 from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, Resource
@@ -43,7 +44,7 @@ def test_a_program_finds_its_region_and_reads_the_accelerators_id(backend, tmp_p
     assert isinstance(card, Card)
     region = card.regions[1]
     with backend.open_port(card, region) as port:
-        port.program(bytes.fromhex(AFU) + bytes(1000))
+        port.program(RawImage(bytes.fromhex(AFU) + bytes(1000)))
     command = [sys.executable, str(EXAMPLES / "hello_fpga.py")]
     if language == "c":
         command = compiled(tmp_path)

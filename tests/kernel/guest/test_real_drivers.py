@@ -21,6 +21,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId
@@ -96,7 +97,7 @@ def test_each_pr_error_is_named(backend: DflBackend, card: Card, bit: int, says:
         backend.open_port(card, card.regions[0]) as port,
         pytest.raises(ProgrammingError, match=says),
     ):
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
 
 
 def test_port_errors_are_cleared_and_told(backend: DflBackend, card: Card):

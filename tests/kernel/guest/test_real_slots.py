@@ -37,6 +37,7 @@ from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.slot import OfsSlot
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId
@@ -117,7 +118,7 @@ def test_a_slot_is_programmed_and_read_through_vfio_while_nobody_else_can_open_i
         assert rack.drivers() == ["vfio-pci", "vfio-pci"]
         port.reset()
         assert not port.clear_errors()
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
         assert port.afu_id(IMAGE_AFU) == IMAGE_AFU
         assert port.afu_id(PLACEHOLDER) == PLACEHOLDER
         assert port.afu_id() == IMAGE_AFU
@@ -173,8 +174,8 @@ def test_after_a_failed_pr_the_slot_is_poisoned_until_the_cards_driver_is_reboun
     with rig.hold() as port:
         rack.knob(CARD, "pr_err", 1)
         with pytest.raises(ProgrammingError):
-            port.program(IMAGE)
-        port.program(IMAGE)  # the kernel says that it succeeded
+            port.program(RawImage(IMAGE))
+        port.program(RawImage(IMAGE))  # the kernel says that it succeeded
     with pytest.raises(PortPoisonedError):
         rig.backend.afu_id(rig.card.regions[0])
     (fault,) = rig.backend.health(rig.card).failed.values()
@@ -183,13 +184,13 @@ def test_after_a_failed_pr_the_slot_is_poisoned_until_the_cards_driver_is_reboun
     rack.plug(CARD)
     assert not rig.backend.health(rig.card).failed
     with rig.hold() as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
         assert port.afu_id() == IMAGE_AFU
 
 
 def test_what_was_read_outlives_the_process_and_not_the_drivers(rig: Rig):
     with rig.hold() as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
         port.afu_id()
     rig.start()
     assert rig.backend.afu_id(rig.card.regions[0]) == IMAGE_AFU
@@ -231,7 +232,7 @@ def test_dfl_pci_takes_no_function_that_begins_with_an_afu_and_the_slot_is_serve
     finally:
         (rack.PCI / function / "driver_override").write_text("\n")
     with rig.hold() as port:
-        port.program(IMAGE)
+        port.program(RawImage(IMAGE))
         assert port.afu_id(IMAGE_AFU) == IMAGE_AFU
 
 
@@ -244,7 +245,7 @@ def test_an_identity_domain_is_refused_unless_the_card_is_named(rig: Rig):
         assert f"does not translate for its function {rack.FUNCTIONS[0]}" in problem.message
         rig.start(SlotRule(identity=frozenset({CardId(CARD)})))
         with rig.hold() as port:
-            port.program(IMAGE)
+            port.program(RawImage(IMAGE))
             assert port.afu_id() == IMAGE_AFU  # VFIO has a domain of its own
         rig.backend.give_back(rig.card, rig.card.regions[0])
     finally:

@@ -1,9 +1,4 @@
-"""A card's hwmon devices: the FME's own, and those of the board's management controller (BMC).
-
-The FME's have alarms and no labels (drivers/fpga/dfl-fme-main.c). The BMC's, where a board has one,
-have labels, mostly limits, and no alarms (drivers/hwmon/intel-m10-bmc-hwmon.c); what is pluggable
-and not there reads ENODATA.
-"""
+"""Sensors of a device, as the class hwmon shows them (Linux, hwmon/sysfs-interface.rst)."""
 
 import errno
 import re
@@ -16,15 +11,7 @@ from fpga_plugin.hardware.sysfs import number, optional
 Listed = Callable[[str, str], Iterable[str]]
 """The entries of a directory whose names match; none where it cannot be listed."""
 
-_HWMON = ("hwmon", r"hwmon[0-9]{1,9}")
-_BMC = r"[a-z0-9]{1,16}bmc-hwmon\.[0-9]{1,9}\.auto"
-_SPI = ("spi_master", r"spi[0-9]{1,9}", r"spi[0-9]{1,9}\.[0-9]{1,3}")
-_WAYS = (
-    (),  # N6000 (intel-m10-bmc-pmci, Linux 6.2)
-    _SPI,  # D5005, N501x (spi-altera-dfl)
-    (r"subdev_spi_altera\.[0-9]{1,9}\.auto", *_SPI),  # N3000 (dfl-n3000-nios)
-)
-"""What lies between one of the FME's devices and the controller."""
+HWMON = ("hwmon", r"hwmon[0-9]{1,9}")
 
 _CHANNEL = re.compile(r"(temp|power)[0-9]{1,3}", re.ASCII)
 _NAME = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
@@ -32,19 +19,13 @@ _MOST = {"temp": 1_000_000, "power": 1_000_000_000}
 """A thousand degrees, a thousand watts: beyond it is what registers of all ones come to."""
 
 
-def own(listed: Listed, fme_sysfs: str) -> Iterator[str]:
-    """The directories of the FME's own."""
-    yield from _found(listed, fme_sysfs, _HWMON)
+def own(listed: Listed, directory: str) -> Iterator[str]:
+    """The hwmon directories of a device's own."""
+    yield from found(listed, directory, HWMON)
 
 
-def board(listed: Listed, fme_sysfs: str) -> Iterator[str]:
-    """The directories of the management controller's."""
-    for device in listed(fme_sysfs, r"dfl_dev\.[0-9]{1,9}"):
-        for way in _WAYS:
-            yield from _found(listed, device, (*way, _BMC, *_HWMON))
-
-
-def _found(listed: Listed, directory: str, steps: Iterable[str]) -> list[str]:
+def found(listed: Listed, directory: str, steps: Iterable[str]) -> list[str]:
+    """What is reached from a directory by names that match these, one after the other."""
     places = [directory]
     for step in steps:
         places = [path for place in places for path in listed(place, step)]

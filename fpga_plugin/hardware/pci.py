@@ -1,0 +1,126 @@
+"""What sysfs shows of a PCI function, whichever family of cards it belongs to."""
+
+import os
+import re
+from collections.abc import Iterable
+
+from fpga_plugin.errors import CardGoneError, HardwareError, quote
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.model import Iommu, PciFunction
+from fpga_plugin.hardware.sysfs import children, optional
+from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
+from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver
+from fpga_plugin.ids import CardId, PciAddress
+
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_INTEGER = re.compile(r"-?[0-9]{1,4}", re.ASCII)
+_ROOT_COMPLEX = re.compile(r"/sys/devices/(pci[0-9a-f]{4,}:[0-9a-f]{2})/", re.ASCII)
+
+_TYPES = {
+    "DMA": Iommu.TRANSLATE,
+    "DMA-FQ": Iommu.TRANSLATE,
+    "unmanaged": Iommu.TRANSLATE,
+    "identity": Iommu.IDENTITY,
+}
+"""Of an IOMMU group's default domain (drivers/iommu/iommu.c, iommu_group_show_type)."""
+
+_WEAKEST_FIRST = (Iommu.NONE, Iommu.IDENTITY, Iommu.UNKNOWN, Iommu.TRANSLATE)
+
+
+def numa_node(kernel: Kernel, function: str) -> int | None:
+    """The NUMA node of a function; None where the kernel does not know it.
+
+    Raises:
+        HardwareError: the kernel says nonsense.
+        OSError: it cannot be read.
+    """
+    path = f"{function}/numa_node"
+    text = optional(kernel, path)
+    if text is None:
+        return None
+    if not _INTEGER.fullmatch(text):
+        raise HardwareError(f"{path} says {quote(text)} where a NUMA node belongs")
+    return int(text) if int(text) >= 0 else None
+
+
+def root_complex(path: str) -> str:
+    """Of a function's real path. Kubernetes' own helper for pcieRoot takes it from there, too."""
+    root = _ROOT_COMPLEX.match(path)
+    return "" if root is None else root[1]
+
+
+def ids(kernel: Kernel, function: str) -> tuple[str, ...]:
+    """Vendor and device of a function, and of its subsystem.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    return tuple(
+        (optional(kernel, f"{function}/{name}") or "").removeprefix("0x") for name in names
+    )
+
+
+def iommu(kernel: Kernel, functions: Iterable[str]) -> Iommu:
+    """What limits the DMA of a card whose PCI functions these are: the weakest of them counts."""
+    return min((_of_function(kernel, each) for each in functions), key=_WEAKEST_FIRST.index)
+
+
+def _of_function(kernel: Kernel, function: str) -> Iommu:
+    group = f"{function}/iommu_group"
+    try:
+        if not kernel.exists(group):
+            return Iommu.NONE
+        if optional(kernel, f"{group}/name") == NO_IOMMU_GROUP:
+            return Iommu.NONE
+        return _TYPES.get(optional(kernel, f"{group}/type") or "", Iommu.UNKNOWN)
+    except OSError:
+        return Iommu.UNKNOWN
+
+
+def functions(kernel: Kernel, card: CardId) -> tuple[PciFunction, ...]:
+    """The function that manages a card, its virtual ones, and the device's other physical ones.
+
+    Raises:
+        CardGoneError: there is no such card.
+        HardwareError: they cannot be listed.
+    """
+    address = PciAddress.parse(card)
+    roles: dict[PciAddress, str] = {address: "card"}
+    try:
+        if not kernel.exists(f"{PCI}/{address}"):
+            raise CardGoneError(f"there is no card {card}", hint="is it in its slot?")
+        for link in children(kernel, f"{PCI}/{address}", r"virtfn[0-9]{1,5}"):
+            roles[PciAddress.parse(os.path.basename(kernel.realpath(link)))] = "virtual"
+        for name in kernel.listdir(PCI):
+            other = _address(name)
+            if other is not None and _same_device(other, address):
+                virtual = kernel.exists(f"{PCI}/{name}/physfn")
+                roles.setdefault(other, "virtual" if virtual else "physical")
+        return tuple(_read(kernel, one, role) for one, role in sorted(roles.items()))
+    except (OSError, ValueError) as error:
+        raise HardwareError(
+            f"the functions of card {card} cannot be listed ({error})", hint="see the kernel's log"
+        ) from error
+
+
+def _read(kernel: Kernel, address: PciAddress, role: str) -> PciFunction:
+    group: int | None = None
+    translation = ""
+    if kernel.exists(f"{PCI}/{address}/iommu_group"):
+        name = os.path.basename(kernel.realpath(f"{PCI}/{address}/iommu_group"))
+        if _NUMBER.fullmatch(name):
+            group = int(name)
+            translation = optional(kernel, f"{GROUPS}/{group}/type") or ""
+    return PciFunction(address, role, driver(kernel, address) or "", group, translation[:32])
+
+
+def _address(name: str) -> PciAddress | None:
+    try:
+        return PciAddress.parse(name)
+    except ValueError:
+        return None
+
+
+def _same_device(one: PciAddress, other: PciAddress) -> bool:
+    return (one.domain, one.bus, one.device) == (other.domain, other.bus, other.device)

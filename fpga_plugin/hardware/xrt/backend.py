@@ -1,0 +1,257 @@
+"""Cards that XRT's drivers serve, real or simulated: the kernel below is a parameter."""
+
+import threading
+from collections.abc import Collection, Mapping
+
+from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
+from fpga_plugin.hardware import pci
+from fpga_plugin.hardware.aer import AerCounters
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
+from fpga_plugin.hardware.boot import read_boot_id
+from fpga_plugin.hardware.grant import DeviceNumber, Path
+from fpga_plugin.hardware.image import MemoryBank, Xclbin
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.model import (
+    Assumption,
+    Card,
+    CardHealth,
+    CardProblem,
+    PciFunction,
+    Readings,
+    Region,
+    ScanResult,
+)
+from fpga_plugin.hardware.xrt import defs, discovery
+from fpga_plugin.hardware.xrt.attributes import value
+from fpga_plugin.hardware.xrt.handles import (
+    Functions,
+    check_instance,
+    directories,
+    functions_of,
+    instance,
+)
+from fpga_plugin.hardware.xrt.health import health, readings
+from fpga_plugin.hardware.xrt.load import opened
+from fpga_plugin.hardware.xrt.mask import masked, set_mask
+from fpga_plugin.hardware.xrt.memory import clear
+from fpga_plugin.hardware.xrt.port import XrtPort, errors, read_afu_id
+from fpga_plugin.hardware.xrt.reset import advice, hot_reset, put_online
+from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
+
+
+class XrtBackend:
+    """Implements `fpga_plugin.hardware.backend.Backend`.
+
+    Args:
+        kernel: where the trees and the device nodes are.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._aer = AerCounters()
+        self._one_reset = threading.Lock()
+        self._resetting: dict[CardId, Card] = {}
+        self._banks: dict[RegionId, tuple[MemoryBank, ...]] = {}
+        self._cleared: dict[CardId, int] = {}
+
+    def boot_id(self) -> str:
+        """The kernel's boot id."""
+        return read_boot_id(self._kernel)
+
+    def card_ids(self) -> Collection[CardId]:
+        """Which cards there are, with drivers or without."""
+        return discovery.card_ids(self._kernel)
+
+    def scan(self) -> ScanResult:
+        """All cards, and the problems of those that cannot be served."""
+        cards: dict[CardId, Card] = {}
+        problems: dict[CardId, CardProblem] = {}
+        for card_id in self.card_ids():
+            match self.scan_card(card_id):
+                case Card() as card:
+                    cards[card_id] = card
+                case CardProblem() as problem:
+                    problems[card_id] = problem
+        return ScanResult(cards, problems)
+
+    def scan_card(self, card: CardId) -> Card | CardProblem | None:
+        """One card; while the plugin resets it, as it was before."""
+        if (before := self._resetting.get(card)) is not None:
+            return before
+        cleared = self._cleared.get(card, 0)
+        found = discovery.scan_card(self._kernel, card, cleared=cleared)
+        if (before := self._resetting.get(card)) is not None:
+            return before  # the reset began while it was read
+        if not isinstance(found, Card):
+            self._aer.forget(card)
+        return found
+
+    def open_port(self, card: Card, region: Region) -> XrtPort:
+        """A region, held by the tenancies alone: there is no exclusive open."""
+        check_instance(self._kernel, region)
+        return XrtPort(self._kernel, card, region, self._loaded)
+
+    def _loaded(self, region: Region, xclbin: Xclbin | None) -> None:
+        if xclbin is None:
+            self._banks.pop(region.id, None)
+        else:
+            self._banks[region.id] = tuple(one for one in xclbin.banks if one.clearable)
+
+    def afu_id(self, region: Region) -> AfuId:
+        """The uuid of the xclbin that is loaded, by the driver's record."""
+        return read_afu_id(self._kernel, region)
+
+    def numbers(self, region: Region) -> Mapping[Path, DeviceNumber]:
+        """The device number of the render node as it is now."""
+        try:
+            return discovery.numbers(self._kernel, region)
+        except OSError as error:
+            raise HardwareError(
+                f"the device number of region {region.id} cannot be read ({error.strerror})",
+                hint="see the kernel's log",
+            ) from error
+
+    def borrowed(self, region: Region) -> bool:  # noqa: ARG002 - of the interface
+        """Nothing is taken of the node."""
+        return False
+
+    def give_back(self, card: Card, region: Region) -> None:
+        """Nothing was taken."""
+
+    def functions(self, card: CardId) -> Collection[PciFunction]:
+        """PF0 and PF1."""
+        return pci.functions(self._kernel, card)
+
+    def make_functions(self, card: CardId, *, make: bool) -> None:  # noqa: ARG002 - of the interface
+        """It has two physical ones, and cannot have others.
+
+        Raises:
+            RefusedError: always.
+        """
+        raise RefusedError(f"card {card} has no virtual functions, and can have none")
+
+    def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
+        """None: the xclbin brings its clocks, and the driver sets them when it is loaded."""
+        return None
+
+    def user_clock(self, region: Region) -> UserClock:  # noqa: ARG002 - of the interface
+        """Not told: xocl shows what was asked for alone."""
+        return UserClock(None, None, "the driver sets the clocks that the xclbin names")
+
+    def apply_settings(self, card: Card, region: Region, settings: DriverSettings) -> None:  # noqa: ARG002 - of the interface
+        """There is none to set.
+
+        Raises:
+            RefusedError: a clock is asked for.
+        """
+        if settings.clock is not None:
+            raise RefusedError(
+                f"region {region.id} has no documented way to set its clock",
+                hint="leave `clock` out of FPGA_DRIVER_PARAMS: an xclbin names its own clocks",
+            )
+
+    def port_errors(self, region: Region) -> Mapping[str, int]:
+        """What the drivers know of trouble."""
+        functions = functions_of(region)
+        try:
+            return errors(self._kernel, functions.management, functions.user)
+        except OSError as error:
+            raise HardwareError(
+                f"region {region.id} cannot be read ({error.strerror})", hint="see the kernel's log"
+            ) from error
+
+    def clear_errors(self, card: Card) -> Mapping[str, int]:  # noqa: ARG002 - of the interface
+        """None can be cleared but by a reset."""
+        return {}
+
+    def clear_memory(self, card: Card) -> None:
+        """Write zeros over all banks that the image on the card reaches."""
+        cleared = 0
+        for region in card.regions:
+            if (banks := self._banks.get(region.id)) is None:
+                raise HardwareError(
+                    f"which memory of card {card.id} can be cleared is not known: nothing was"
+                    " loaded since the plugin's start",
+                    hint="its next scrub loads the blank bitstream, which tells it",
+                )
+            if banks:
+                with opened(self._kernel, region) as handle:
+                    cleared += clear(self._kernel, handle, card.id, banks)
+        self._cleared[card.id] = cleared
+
+    def reset(self, card: Card) -> None:
+        """Reset a card that nobody uses; one at a time a node.
+
+        So the minor that a card's node loses is normally the one that it gets back.
+        """
+        functions = functions_of(card)
+        with self._one_reset:
+            for region in card.regions:
+                check_instance(self._kernel, region)
+                self._banks.pop(region.id, None)
+            self._resetting[card.id] = card
+            try:
+                hot_reset(self._kernel, card.id, functions)
+            finally:
+                self._aer.forget(card.id)  # a reset of the link counts as an error of it
+                del self._resetting[card.id]
+
+    def rebind(self, card: Card) -> None:
+        """A reset is what mends a card here."""
+        self.reset(card)
+
+    def rebind_advice(self, card: Card) -> str:
+        """The command, and when it is safe."""
+        return advice(card.address)
+
+    def bind(self, card: CardId) -> None:
+        """Put a card online that a reset was interrupted of; any other is left as it is."""
+        address = PciAddress.parse(card)
+        if not discovery.is_card(self._kernel, address):
+            raise CardGoneError(f"card {card} is gone", hint="is it still in its slot?")
+        management, user = directories(address)
+        try:
+            functions = Functions(management, user, instance(self._kernel, user))
+            down = value(self._kernel, f"{user}/shutdown")
+        except OSError as error:
+            raise HardwareError(
+                f"card {card} cannot be put online ({error.strerror})",
+                hint="are xclmgmt and xocl bound to its two functions?",
+            ) from error
+        if down:
+            with self._one_reset:
+                put_online(self._kernel, card, functions)
+
+    def guard(self, card: Card) -> str:
+        """Mask a card's requests again where that was lost, as when xclmgmt was bound anew."""
+        functions = functions_of(card)
+        try:
+            now = masked(self._kernel, functions)
+        except OSError as error:
+            raise HardwareError(
+                f"the mask of card {card.id} cannot be read ({error.strerror})",
+                hint="see the kernel's log",
+            ) from error
+        if now == (defs.MASK, defs.MASK):
+            return ""
+        set_mask(self._kernel, card.id, functions, defs.MASK)
+        was = "not there" if now[0] is None else f"{now[0]:#x}"
+        return f"the mask of its mailbox was {was}: it is {defs.MASK:#x} again"
+
+    def health(self, card: Card) -> CardHealth:
+        """What the card's own signals say now."""
+        return health(self._kernel, card, self._aer)
+
+    def accept_errors(self, card: CardId) -> None:
+        """What its error counters say at the next look counts as well."""
+        self._aer.forget(card)
+
+    def assumptions(self, card: CardId) -> tuple[Assumption, ...]:
+        """What is taken for granted about a card, by what sysfs shows of it."""
+        from fpga_plugin.hardware.xrt.assumptions import assumptions  # for one command alone
+
+        return assumptions(self._kernel, PciAddress.parse(card))
+
+    def readings(self, card: Card) -> Readings:
+        """Its sensors and error states."""
+        return readings(self._kernel, card)
