@@ -14,7 +14,7 @@ from uuid import UUID
 LOGIC = "8d2c3b0a1f4e4d5c9b8a7f6e5d4c3b2a"
 """The shell's id, which is in the card's ROM and names its folder of firmware."""
 
-INTERFACE = "937ed70867cf3350bc06304053f4293c"
+INTERFACE = "5b1a0d1e0c2f4a6e9d3b7c8f2e4a6b10"
 OTHER_INTERFACE = "0" * 31 + "1"
 VBNV = "xilinx_u55c_gen3x16_xdma_base_3"
 
@@ -25,6 +25,9 @@ FLAT, PARTIAL = 0, 1
 """What an image's mode may be (enum XCLBIN_MODE): of a flat one the driver programs nothing."""
 
 HBM, UNUSED, USED = 6, 0, 1
+CARD_MEMORY = 32 << 20
+"""Bytes that the fake card has, from address 0 on."""
+
 SYNC = b"\xaa\x99\x55\x66"
 HEADER = struct.Struct("<8si28s256xQQQQHBBHH16s64s16s16sI4x")
 """struct axlf up to its sections: magic, length of the signature, reserved (all ones), unique id,

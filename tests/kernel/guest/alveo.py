@@ -16,6 +16,7 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -74,6 +75,14 @@ TENANT_LOADS = RESET | RECLOCK | PROGRAM_SHELL
 """The mask of one whose tenant may load what it likes."""
 
 DISABLE = "config_mailbox_channel_disable"
+HOLD = (
+    "import os, signal, sys\n"
+    "if sys.argv[2:]: signal.signal(signal.SIGBUS, signal.SIG_IGN)\n"
+    "os.open(sys.argv[1], os.O_RDWR)\n"
+    "print('held', flush=True)\n"
+    "while True: signal.pause()\n"
+)
+
 A, B, ALIEN = (UUID(f"{letter * 8}-1111-4222-8333-444455556666") for letter in "abc")
 NO_UUID = UUID(int=0)
 
@@ -299,9 +308,9 @@ class Alveo:
     def settle(self) -> None:
         """Wait until PF1 is up and stays so.
 
-        Once it is up after a reset it takes all of itself down again, its node too, and makes it
-        anew from what PF0 tells of the card (xocl_refresh_subdevs). That it has the mask is the last
-        that it hears then. So a change of the mask, by a request that nobody sends, shows the end.
+        Once it is up after a reset it takes all of itself down again, its node too, and makes that
+        again from what PF0 tells of the card (xocl_refresh_subdevs). The mask is the last that it
+        hears then. So a change of the mask, by a request that nobody sends, shows the end.
         """
         until(lambda: self.up, "PF1 is up")
         mask = self.mask
@@ -334,6 +343,19 @@ class Alveo:
         if uuid is not None:
             self.load(uuid, force=True)
             assert self.uuid == uuid
+
+
+@contextmanager
+def holder(card: Alveo, *, stubborn: bool = False) -> Iterator["subprocess.Popen[str]"]:
+    """A process that has the node open; a stubborn one ignores SIGBUS."""
+    command = [sys.executable, "-S", "-c", HOLD, card.node, *(["stubborn"] if stubborn else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _run(*command: str) -> None:

@@ -10,7 +10,7 @@ from doubles import alveo_files
 
 pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
 
-SIZE = 32 << 20
+SIZE = alveo_files.CARD_MEMORY
 SECRET = b"a tenant's" * 1000
 
 

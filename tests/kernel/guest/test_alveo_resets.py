@@ -1,38 +1,14 @@
 """Resets of an Alveo card, and drivers that come and go."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import alveo
 import pytest
-from alveo import A, Alveo, B, until
+from alveo import A, Alveo, B, holder, until
 
 pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
-
-HOLD = (
-    "import os, signal, sys\n"
-    "if sys.argv[2:]: signal.signal(signal.SIGBUS, signal.SIG_IGN)\n"
-    "os.open(sys.argv[1], os.O_RDWR)\n"
-    "print('held', flush=True)\n"
-    "while True: signal.pause()\n"
-)
-
-
-@contextmanager
-def holder(card: Alveo, *, stubborn: bool = False) -> Iterator["subprocess.Popen[str]"]:
-    """A process that has the node open; a stubborn one ignores SIGBUS."""
-    command = [sys.executable, "-S", "-c", HOLD, card.node, *(["stubborn"] if stubborn else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
