@@ -4,6 +4,7 @@ For the daemon, and for commands that only look, which should not pay for import
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,11 @@ def _slots(settings: Settings) -> str:
 def exposure(settings: Settings) -> ExposurePolicy:
     """Who is given cards that expose memory, as the settings say."""
     return ExposurePolicy(settings.uncleared_memory, settings.untranslated_dma)
+
+
+def prefixes(settings: Settings) -> Mapping[str, str]:
+    """The domains of resources of those families of cards that have one of their own."""
+    return {"xrt": settings.xrt_resource_prefix}
 
 
 def names_interfaces(settings: Settings) -> bool:

@@ -25,7 +25,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust, prefixes
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.cards.byhand import HandProgrammer
@@ -103,6 +103,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
     """
     return Ledger(
         prefix=settings.resource_prefix,
+        prefixes=prefixes(settings),
         journal=journal,
         snapshot=journal.snapshot,
         boot_id=boot_id,
@@ -260,7 +261,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     claims = ClaimService(
         ledger=ledger,
         owners=owners,
-        lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
+        lists=DeviceLists(ledger, advertise=settings.advertise),
         prestarts=prestarts,
         queue=queue,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,

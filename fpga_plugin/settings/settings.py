@@ -195,6 +195,14 @@ class Settings:
         "`<prefix>/fpga-<interface id>` for a whole card. Pods that have devices keep them under "
         "the prefix that was set before, until they end.",
     )
+    xrt_resource_prefix: str = _setting(
+        "FPGA_PLUGIN_XRT_RESOURCE_PREFIX",
+        "fpga.amd.com",
+        parse_resource_prefix,
+        "a DNS subdomain in lower case",
+        "Domain of the resources of Alveo cards, as FPGA_PLUGIN_RESOURCE_PREFIX. With DRA all "
+        "cards are one driver's, whose name is FPGA_PLUGIN_RESOURCE_PREFIX.",
+    )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",
         "both",

@@ -30,9 +30,9 @@ from fpga_plugin.hardware.xrt.handles import (
     functions_of,
     instance,
 )
-from fpga_plugin.hardware.xrt.health import health, readings
+from fpga_plugin.hardware.xrt.health import health, readings, unguarded
 from fpga_plugin.hardware.xrt.load import opened
-from fpga_plugin.hardware.xrt.mask import masked, set_mask
+from fpga_plugin.hardware.xrt.mask import set_mask
 from fpga_plugin.hardware.xrt.memory import clear
 from fpga_plugin.hardware.xrt.port import XrtPort, errors, read_afu_id
 from fpga_plugin.hardware.xrt.reset import advice, hot_reset, put_online
@@ -225,18 +225,9 @@ class XrtBackend:
     def guard(self, card: Card) -> str:
         """Mask a card's requests again where that was lost, as when xclmgmt was bound anew."""
         functions = functions_of(card)
-        try:
-            now = masked(self._kernel, functions)
-        except OSError as error:
-            raise HardwareError(
-                f"the mask of card {card.id} cannot be read ({error.strerror})",
-                hint="see the kernel's log",
-            ) from error
-        if now == (defs.MASK, defs.MASK):
-            return ""
-        set_mask(self._kernel, card.id, functions, defs.MASK)
-        was = "not there" if now[0] is None else f"{now[0]:#x}"
-        return f"the mask of its mailbox was {was}: it is {defs.MASK:#x} again"
+        if missing := unguarded(self._kernel, functions):
+            set_mask(self._kernel, card.id, functions, defs.MASK)
+        return missing
 
     def health(self, card: Card) -> CardHealth:
         """What the card's own signals say now."""
