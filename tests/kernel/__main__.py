@@ -51,8 +51,11 @@ SUITE = (
     "tests/integration/test_recovery.py",
     "tests/integration/test_draining.py",
     *(f"tests/integration/{file}::{test}" for file, tests in _CHOSEN.items() for test in tests),
+    "tests/kernel/guest/breaking_alveo.py",
 )
-"""What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
+"""What runs in the guest: its own tests, and those of the daemon that simulated cards pass too.
+
+Those of Alveo cards run last (`on_real_cards`), and of them those that damage the kernel."""
 
 _TESTS = "-p on_real_cards -p no:cacheprovider -o faulthandler_timeout=120"
 

@@ -17,8 +17,7 @@ BANK = 16 << 20
 
 def image(uuid: UUID) -> bytes:
     """An image of the store's; the blank has no kernels."""
-    bank = alveo_files.memory(used=alveo_files.USED, kib=BANK >> 10)
-    return alveo_files.xclbin(uuid, kernels=uuid != BLANK, topology=bank)
+    return alveo_files.xclbin(uuid, kernels=uuid != BLANK, used=alveo_files.USED, bank=BANK)
 
 
 class AlveoNode(rack.PlainNode):

@@ -63,8 +63,8 @@ def test_who_reads_ulp_uuids_where_nothing_is_loaded_is_killed(
 ):
     card = cards[0]
     assert card.uuid is None
-    reader = child("import sys; open(sys.argv[1]).read()", card.pf1 / "ulp_uuids")
-    assert reader.wait(alveo.PATIENCE) == -signal.SIGKILL
+    with child("import sys; open(sys.argv[1]).read()", card.pf1 / "ulp_uuids") as reader:
+        assert reader.wait(alveo.PATIENCE) == -signal.SIGKILL
     hurt("ulp_uuids_show")
 
 
@@ -73,12 +73,12 @@ def test_who_writes_the_mask_while_pf0_resets_is_killed(
 ):
     card = cards[1]
     write = "import sys\nwhile True: open(sys.argv[1], 'w').write('0x0')"
-    writer = child(write, card.pf0 / alveo.DISABLE)
-    time.sleep(1)
-    resets = child("import sys; open(sys.argv[1], 'w').write('1')", card.pf0 / "mgmt_reset")
-    assert writer.wait(alveo.PATIENCE) == -signal.SIGKILL
+    reset = "import sys; open(sys.argv[1], 'w').write('1')"
+    with child(write, card.pf0 / alveo.DISABLE) as writer:
+        time.sleep(1)
+        with child(reset, card.pf0 / "mgmt_reset"):
+            assert writer.wait(alveo.PATIENCE) == -signal.SIGKILL
     hurt("config_mailbox_channel_disable_store")
-    resets.kill()
 
 
 def test_a_tenant_crashes_pf0s_driver_under_any_mask(
@@ -97,4 +97,4 @@ def test_a_tenant_crashes_pf0s_driver_under_any_mask(
     nowhere = 0xFFFFFFFF80000000
     physical = text.physical - (text.address - nowhere)
     alveo_mailbox.probe(card, nowhere, physical & ((1 << 64) - 1))
-    hurt("crc32c_le")
+    hurt("xclmgmt_mailbox_srv")

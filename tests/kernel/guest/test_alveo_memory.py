@@ -70,8 +70,7 @@ def test_a_transfer_that_the_card_fails_is_told(card: Alveo):
 
 
 def test_banks_that_an_image_uses_are_waited_for_and_can_be_written(card: Alveo):
-    topology = alveo_files.memory(used=alveo_files.USED)
-    card.load(alveo_files.xclbin(B, topology=topology))
+    card.load(alveo_files.xclbin(B, used=alveo_files.USED))
     assert (card.uuid, card.image) == (B, B)
     card.write_memory(0, SECRET)
     assert card.read_memory(0, len(SECRET)) == SECRET

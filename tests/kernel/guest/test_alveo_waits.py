@@ -1,6 +1,6 @@
-"""Loads that PF0 drops without an answer: the caller waits almost a minute for it.
+"""Requests that PF0 drops without an answer: PF1 waits for it, up to almost a minute.
 
-Both wait at the same time, on a card each.
+All wait at the same time, on a card each.
 """
 
 import errno
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import alveo
 import alveo_mailbox
 import pytest
-from alveo import ALL, TENANT_LOADS, A, Alveo, B, fails
+from alveo import ALL, TENANT_LOADS, A, Alveo, B, fails, until
 
 pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
 
@@ -40,8 +40,24 @@ def load(card: Alveo) -> float:
 
 
 @pytest.fixture(scope="module")
-def waiting() -> Iterator[tuple[Waiting, Waiting]]:
-    unheard, fooled = alveo.install(cards=2)
+def cards() -> Iterator[list[Alveo]]:
+    yield alveo.install(cards=3)
+    alveo.remove()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shut(cards: list[Alveo]) -> Alveo:
+    """One whose mask has the bit of USER_PROBE, too, once PF1 has heard of the others."""
+    card = cards[2]
+    card.fresh()
+    card.set_mask(ALL)
+    (card.pf0 / alveo.DISABLE).write_text(hex(ALL | 1 << alveo_mailbox.USER_PROBE))
+    return card
+
+
+@pytest.fixture(scope="module")
+def waiting(cards: list[Alveo]) -> Iterator[tuple[Waiting, Waiting]]:
+    unheard, fooled, _ = cards
     unheard.fresh()
     unheard.set("mute", 1)
     (unheard.pf0 / alveo.DISABLE).write_text(hex(ALL))
@@ -55,7 +71,6 @@ def waiting() -> Iterator[tuple[Waiting, Waiting]]:
             Waiting(unheard, pool.submit(load, unheard)),
             Waiting(fooled, pool.submit(load, fooled)),
         )
-    alveo.remove()
 
 
 def test_until_pf1_has_heard_of_the_mask_its_loads_are_dropped(waiting: tuple[Waiting, Waiting]):
@@ -76,3 +91,13 @@ def test_a_tenants_probe_is_in_no_mask_and_makes_pf0_drop_loads_until_the_mask_i
     card.set_mask(0)  # PF1 introduces itself again
     card.load(B)
     assert (card.uuid, card.image) == (B, B)
+
+
+def test_a_mask_with_the_probe_too_stops_it_and_pf1_gives_its_peer_up(shut: Alveo):
+    """So nobody can have that bit set: programs find no device that is ready."""
+    until(lambda: shut.tells("ready", "0x0"), "PF1 gives PF0 up")
+    assert shut.of_pf1(alveo.DISABLE) == "0x0"
+    assert (shut.uuid, shut.image) == (A, A)
+    shut.set_mask(0)
+    shut.load(B)
+    assert (shut.uuid, shut.image) == (B, B)
