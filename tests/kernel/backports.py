@@ -1,10 +1,11 @@
-"""One package of a Debian suite that is not the machine's own, unpacked and installed nowhere.
+"""Packages of a Debian release that is not the machine's own, unpacked and installed nowhere.
 
-The archive's address is that of the machine's own sources; the suite's lists stay in a folder of
+The archive's address is that of the machine's own sources. The release's lists are in a folder of
 ours, and apt checks them by the keys of Debian's archive.
 """
 
 import shutil
+import tempfile
 from pathlib import Path
 
 from sources import CannotRunError, run
@@ -19,57 +20,73 @@ def archive() -> str:
     Raises:
         CannotRunError: its sources name no archive of Debian's.
     """
-    shown = run(
-        "apt-get",
-        "indextargets",
-        "--format",
-        "$(LABEL) $(COMPONENT) $(REPO_URI)",
-        "Created-By: Packages",
-    )
-    for line in shown.splitlines():
-        label, _, rest = line.partition(" ")
-        component, _, address = rest.partition(" ")
-        if (label, component) == ("Debian", "main"):
-            return address
-    raise CannotRunError("apt's sources name no archive of Debian's: add one, then apt-get update")
+    if (found := _archive()) is None:
+        run("apt-get", "update", "-qq")  # whose archive it is stands in the lists
+        found = _archive()
+    if found is None:
+        raise CannotRunError("apt's sources name no archive of Debian's: add one")
+    return found
 
 
-def unpack(package: str, suite: str, *, scratch: Path, to: Path) -> str:
-    """Download a package and unpack it; returns its version.
+def _archive() -> str | None:
+    shown = "$(LABEL) $(COMPONENT) $(REPO_URI)"
+    targets = run("apt-get", "indextargets", "--format", shown, "Created-By: Packages")
+    for line in targets.splitlines():
+        match line.split():
+            case ["Debian", "main", address]:
+                return address
+            case _:
+                continue
+    return None
+
+
+def unpack(package: str, suite: str, *, to: Path, whole: bool = False) -> None:
+    """Download a package and unpack it.
 
     Args:
         package: its name.
-        suite: where it is, such as `trixie-backports`.
-        scratch: a folder for apt's lists; it is emptied first and removed at the end.
-        to: where the package's files go, as if it were `/`.
+        suite: the one whose backports have it, such as `trixie`.
+        to: a folder, made for it: the files go there as if it were `/`.
+        whole: with all packages that it depends on, so that its programs run in there.
 
     Raises:
         CannotRunError: the suite or the package cannot be had, or its signature is wrong.
     """
-    shutil.rmtree(scratch, ignore_errors=True)
-    lists, debs = scratch / "lists", scratch / "debs"
-    for folder in (lists, debs):
-        folder.mkdir(parents=True)
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        scratch = Path(folder)
+        options = _options(scratch, suite)
+        run("apt-get", *options, "--error-on=any", "update", "-qq")
+        wanted = f"{package}/{suite}-backports"
+        if whole:
+            install = ("install", "-y", "-q", "--download-only", "--no-install-recommends")
+            run("apt-get", *options, *install, f"-t={suite}-backports", package)
+        else:
+            run("apt-get", *options, "download", "-q", wanted, cwd=scratch / "debs")
+        for deb in (scratch / "debs").glob("*.deb"):
+            run("dpkg-deb", "-x", str(deb), str(to))
+
+
+def _options(scratch: Path, suite: str) -> list[str]:
+    """What makes apt use folders of ours, where nothing is installed."""
+    for folder in ("lists", "debs/partial"):
+        (scratch / folder).mkdir(parents=True)
     sources = scratch / "debian.sources"
     sources.write_text(
-        f"Types: deb\nURIs: {archive()}\nSuites: {suite}\nComponents: main\n"
+        f"Types: deb\nURIs: {archive()}\nSuites: {suite} {suite}-backports\nComponents: main\n"
         f"Architectures: amd64\nSigned-By: {KEYRING}\n"
     )
     (scratch / "status").touch()
-    options = [
+    return [
         f"-oDir::Etc::sourcelist={sources}",
         "-oDir::Etc::sourceparts=/dev/null",
-        f"-oDir::State::lists={lists}",
+        f"-oDir::State::lists={scratch / 'lists'}",
         f"-oDir::State::status={scratch / 'status'}",
+        f"-oDir::Cache::archives={scratch / 'debs'}",
         "-oDir::Cache::pkgcache=",
         "-oDir::Cache::srcpkgcache=",
         "-oAPT::Architecture=amd64",
+        "-oAPT::Architectures=amd64",
         "-oAPT::Sandbox::User=root",
     ]
-    run("apt-get", *options, "--error-on=any", "update", "-qq")
-    run("apt-get", *options, "download", "-q", package, cwd=debs)
-    (deb,) = debs.glob("*.deb")
-    run("dpkg-deb", "-x", str(deb), str(to))
-    version = run("dpkg-deb", "-f", str(deb), "Version").strip()
-    shutil.rmtree(scratch)
-    return version

@@ -1,5 +1,5 @@
-"""AMD's drivers of Alveo cards, as Debian packages them, and our fake cards as modules of Debian's
-kernel.
+"""AMD's drivers and programs for Alveo cards, as Debian packages them, and our fake cards as
+modules of Debian's kernel.
 
 The drivers are built unmodified, once. That needs some minutes, in which the guest runs the
 tests of other cards: those of Alveo cards come last, and wait for a file that says what was built.
@@ -18,7 +18,10 @@ import backports
 from modules import with_dependencies
 from sources import CannotRunError, Sources, run
 
-PACKAGE, SUITE = "xrt-xocl-dkms", "trixie-backports"
+SUITE = "trixie"
+SOURCE, TOOLS = "xrt-xocl-dkms", "libxrt-utils-alveo"
+"""Packages in its backports: the drivers' source; xrt-smi and xbmgmt."""
+
 DRIVERS = {"xclmgmt": "mgmtpf", "xocl": "userpf"}
 """Modules, and where each lies below the package's driver/xocl."""
 
@@ -64,6 +67,7 @@ def _build(folder: Path, sources: Sources) -> list[Path]:
         if shutil.which(program) is None:
             raise CannotRunError(f"{program} is missing (make deps DEPS=kernel)")
     built = _drivers(folder, sources)
+    _tools(folder)
     return [*with_dependencies(sources, list(_BEFORE)), _fake(folder, sources), *built]
 
 
@@ -74,8 +78,7 @@ def _drivers(folder: Path, sources: Sources) -> list[Path]:
         return built
     stamp.unlink(missing_ok=True)
     unpacked = folder / "package"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    backports.unpack(PACKAGE, SUITE, scratch=folder / "apt", to=unpacked)
+    backports.unpack(SOURCE, SUITE, to=unpacked)
     (tree,) = unpacked.glob("usr/src/xrt-*/driver/xocl")
     for target, (name, where) in zip(built, DRIVERS.items(), strict=True):
         # By default its Makefile takes the caller's folder for its own.
@@ -86,6 +89,16 @@ def _drivers(folder: Path, sources: Sources) -> list[Path]:
     shutil.rmtree(unpacked)
     stamp.write_text(sources.release)
     return built
+
+
+def _tools(folder: Path) -> None:
+    """AMD's programs in a root of their own, `tools`, which the guest's tests change to."""
+    stamp, tools = folder / "tools.done", folder / "tools"
+    if not stamp.exists():
+        backports.unpack(TOOLS, SUITE, to=tools, whole=True)
+        for name in ("proc", "sys", "dev", "tmp"):  # what the guest mounts there
+            (tools / name).mkdir(exist_ok=True)
+        stamp.touch()
 
 
 def _fake(folder: Path, sources: Sources) -> Path:

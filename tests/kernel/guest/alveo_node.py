@@ -3,9 +3,9 @@
 from typing import Any
 from uuid import UUID
 
+import daemon_support
 import rack
 from alveo import A, Alveo, B
-from daemon_support import sign_manifest
 from doubles import alveo_files
 
 INTERFACE = alveo_files.INTERFACE
@@ -20,8 +20,21 @@ def image(uuid: UUID) -> bytes:
     return alveo_files.xclbin(uuid, kernels=uuid != BLANK, used=alveo_files.USED, bank=BANK)
 
 
+def equip(node: daemon_support.Node) -> None:
+    """A store of images for the guest's Alveo cards, and the settings to serve them."""
+    node.store = node.folder / "alveo-store"
+    folder = node.store / INTERFACE
+    folder.mkdir(parents=True)
+    for uuid in (A, B):
+        (folder / f"{uuid.hex}.xclbin").write_bytes(image(uuid))
+    (folder / "blank.xclbin").write_bytes(image(BLANK))
+    done = daemon_support.sign_manifest(node.store)
+    assert done.returncode == 0, done.stderr
+    node.set(backend="xrt", health_interval="0.5", bitstream_dir=str(node.store))
+
+
 class AlveoNode(rack.PlainNode):
-    """A node with a store of images for its cards.
+    """A node that serves the guest's Alveo cards.
 
     Args:
         fakes: the cards; fresh, and loaded with A.
@@ -33,17 +46,8 @@ class AlveoNode(rack.PlainNode):
     def __init__(self, *fakes: Alveo, **settings: str) -> None:
         super().__init__("1x1")
         self.fakes = fakes
-        store = self.folder / "store"
-        folder = store / INTERFACE
-        folder.mkdir(parents=True)
-        for uuid in (A, B):
-            (folder / f"{uuid.hex}.xclbin").write_bytes(image(uuid))
-        (folder / "blank.xclbin").write_bytes(image(BLANK))
-        self.set(backend="xrt", health_interval="0.5", bitstream_dir=str(store))
+        equip(self)
         self.set(**settings)
-        done = sign_manifest(store)
-        assert done.returncode == 0, done.stderr
-        self.store = store
 
     def state(self) -> dict[str, dict[str, Any]]:
         """By region what the card below the drivers holds."""

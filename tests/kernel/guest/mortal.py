@@ -62,6 +62,8 @@ def _written(path: str, text: str) -> str:
 def _opened(node: str) -> str:
     if node == "/dev/vfio/vfio":
         return "container"
+    if node.startswith("/dev/dri/"):
+        return "render-node"
     return "group" if node.startswith("/dev/vfio/") else re.sub(r"/dev/dfl-|\.\d+", "", node)
 
 

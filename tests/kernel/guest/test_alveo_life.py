@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import alveo
 import pytest
 from alveo import ALL, A, Alveo, B, fails, holder, until
-from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, request
+from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, equip, request
 from daemon_support import HEALTHY, UNHEALTHY, Refused
+from dra_support import DraNode, dra_name
 
 pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
 
@@ -181,3 +182,24 @@ def test_cards_that_swapped_their_nodes_are_given_to_nobody_by_the_old_grant(
             node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
     for card in cards:
         end(node, card)
+
+
+def test_a_claim_from_prepare_to_unprepare_beside_a_dfl_card(cards: list[Alveo]):
+    card, other = cards
+    with DraNode("1x1") as node:
+        equip(node)
+        node.set(backend="auto")
+        node.up()
+        until(lambda: [c.image for c in cards] == [BLANK, BLANK], "free cards are blank")
+        claim = node.claim("c", region(card), bitstream=A.hex)
+        (device,) = node.dra.prepare(claim)
+        assert device.device_name == dra_name(region(card))
+        assert (card.uuid, card.image, card.mask) == (A, A, ALL)
+        file = node.file(claim)
+        assert file is not None
+        edits = file["devices"][0]["containerEdits"]
+        assert [one["path"] for one in edits["deviceNodes"]] == [card.node]
+        dirty(card)
+        assert node.dra.unprepare(claim) == ""
+        assert (card.uuid, card.image, card.mask, dirt(card)) == (BLANK, BLANK, ALL, 0)
+        assert other.image == BLANK
