@@ -98,6 +98,9 @@ def _tools(folder: Path) -> None:
         backports.unpack(TOOLS, SUITE, to=tools, whole=True)
         for name in ("proc", "sys", "dev", "tmp"):  # what the guest mounts there
             (tools / name).mkdir(exist_ok=True)
+        for name in ("bin", "lib", "lib64"):  # base-files would bring them
+            if not (tools / name).exists():
+                (tools / name).symlink_to(f"usr/{name}")
         stamp.touch()
 
 
