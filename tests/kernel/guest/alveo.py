@@ -292,13 +292,12 @@ class Alveo:
     def shut_down(self) -> None:
         """PF1's `shutdown`, which resets the card; returns when the reset has ended.
 
-        `shutdown` says 1 and the nodes are gone before PF0 has even heard of it. Only that PF0 was
-        offline, for a second or more, and is no longer, says that the reset is over.
+        `shutdown` says 1 once PF0 has answered, which is offline by then and resets the card.
         """
         (self.pf1 / "shutdown").write_text("1")
-        until(lambda: self.tells("dev_offline", "1", pf0=True), "PF0 begins to reset")
+        until(lambda: self.tells("shutdown", "1"), "PF0 has begun to reset")
         until(lambda: self.tells("dev_offline", "0", pf0=True), "PF0 is back from its reset")
-        until(lambda: self.tells("shutdown", "1") and not self.nodes(), "PF1 is shut down")
+        until(lambda: not self.nodes(), "PF1 is shut down")
 
     def come_back(self) -> None:
         """The end of a shutdown."""
