@@ -256,12 +256,15 @@ class Scrubber:
         first = reports[regions[0].id]
         first.scrubbed = True
         try:
-            return await self._recovery.reset(card, first)
+            back = await self._recovery.reset(card, first)
         except FpgaPluginError as error:
             for region in regions:
                 self._wait_for(region.id, error.message)
             operations.report(first)
             return None
+        else:
+            operations.ledger.work.dirty(ended, "its card was reset, and it is not blank yet")
+            return back
         finally:
             operations.settle(ended)
 

@@ -75,6 +75,7 @@ class Card:
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
         family: whose drivers serve it: `dfl` or `xrt`.
+        vendor: of the card in a word, as `intel`.
         model: the product's name, where it is known.
         serial: the board's serial number, where its drivers tell.
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
@@ -99,6 +100,7 @@ class Card:
     pcie_root: str = ""
     firmware: str = ""
     family: str = "dfl"
+    vendor: str = ""
     model: str = ""
     serial: str = ""
     resets: bool = False

@@ -7,6 +7,7 @@ import daemon_support
 import rack
 from alveo import A, Alveo, B
 from doubles import alveo_files
+from doubles.samples import copy_samples
 
 INTERFACE = alveo_files.INTERFACE
 REGIONS, CARDS = f"fpga.amd.com/region-{INTERFACE}", f"fpga.amd.com/fpga-{INTERFACE}"
@@ -21,8 +22,9 @@ def image(uuid: UUID) -> bytes:
 
 
 def equip(node: daemon_support.Node) -> None:
-    """A store of images for the guest's Alveo cards, and the settings to serve them."""
-    node.store = node.folder / "alveo-store"
+    """A store of images for the guest's Alveo cards and others, and the settings to serve them."""
+    node.store = node.folder / "both"
+    copy_samples(node.store)
     folder = node.store / INTERFACE
     folder.mkdir(parents=True)
     for uuid in (A, B):

@@ -7,31 +7,26 @@ from collections.abc import Iterator
 import alveo
 import pytest
 from alveo import ALL, A, Alveo, B, fails, holder, until
-from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, equip, request
+from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, request
 from daemon_support import HEALTHY, UNHEALTHY, Refused
-from dra_support import DraNode, dra_name
 
 pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
 
 
 @pytest.fixture(scope="module")
-def plugged() -> Iterator[list[Alveo]]:
-    yield alveo.install(cards=2)
+def cards() -> Iterator[list[Alveo]]:
+    found = alveo.install(cards=2)
+    for card in found:
+        card.fresh()
+    yield found
     alveo.remove()
 
 
-@pytest.fixture
-def cards(plugged: list[Alveo]) -> list[Alveo]:
-    for card in plugged:
-        card.fresh()
-    return plugged
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(cards: list[Alveo]) -> Iterator[AlveoNode]:
+    """One daemon for all: a start of it takes long here. Each test gives back what it has."""
     with AlveoNode(*cards) as it:
-        it.up()
-        yield it
+        yield it.up()
 
 
 @pytest.fixture
@@ -44,6 +39,7 @@ def region(card: Alveo) -> str:
 
 
 def begin(node: AlveoNode, card: Alveo) -> None:
+    clean(node, card)
     node.kubelet.allocate(region(card), resource=REGIONS)
     node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
 
@@ -60,8 +56,21 @@ def end(node: AlveoNode, card: Alveo) -> None:
 def clean(node: AlveoNode, card: Alveo) -> None:
     node.kubelet.until_health(card.id, HEALTHY, CARDS)
     node.kubelet.until_health(region(card), HEALTHY, REGIONS)
+    blank(card)
+
+
+def blank(card: Alveo) -> None:
     assert (card.uuid, card.image, card.mask) == (BLANK, BLANK, ALL)
     assert dirt(card) == 0
+
+
+def stop(node: AlveoNode, card: Alveo) -> None:
+    """A container ends and its allocation goes on: the region is scrubbed, without a reset."""
+    mark, resets = node.plugin.mark, card.resets
+    node.kubelet.poststop(region(card), resource=REGIONS)
+    node.plugin.until_logged("region scrubbed", mark, region=region(card))
+    blank(card)
+    assert card.resets == resets
 
 
 def test_free_cards_are_blank_masked_and_healthy(node: AlveoNode, cards: list[Alveo]):
@@ -86,10 +95,7 @@ def test_an_allocation_from_its_begin_to_its_end(node: AlveoNode, cards: list[Al
         card.context(tenant, alveo.OPEN, A)
         dirty(card)
         card.context(tenant, alveo.CLOSE, A)
-    resets = card.resets
-    kubelet.poststop(region(card), resource=REGIONS)
-    assert (card.image, dirt(card)) == (BLANK, 0)
-    assert card.resets == resets  # the allocation goes on: its node stays
+    stop(node, card)
     kubelet.prestart(region(card), env=request(B), resource=REGIONS)
     assert (card.uuid, card.image) == (B, B)
     end(node, card)
@@ -133,8 +139,7 @@ def test_what_pf0_programs_behind_our_back_is_gone_after_the_end(node: AlveoNode
     begin(node, card)
     card.mgmt_load(B)
     assert (card.uuid, card.image) == (A, B)
-    node.kubelet.poststop(region(card), resource=REGIONS)
-    assert (card.uuid, card.image) == (BLANK, BLANK)
+    stop(node, card)
     node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
     assert (card.uuid, card.image) == (A, A)
     end(node, card)
@@ -163,6 +168,7 @@ def test_a_load_that_fails_is_told_and_the_next_owner_finds_a_clean_card(
     end(node, card)
     begin(node, card)
     assert card.image == A
+    end(node, card)
 
 
 def test_cards_that_swapped_their_nodes_are_given_to_nobody_by_the_old_grant(
@@ -182,24 +188,3 @@ def test_cards_that_swapped_their_nodes_are_given_to_nobody_by_the_old_grant(
             node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
     for card in cards:
         end(node, card)
-
-
-def test_a_claim_from_prepare_to_unprepare_beside_a_dfl_card(cards: list[Alveo]):
-    card, other = cards
-    with DraNode("1x1") as node:
-        equip(node)
-        node.set(backend="auto")
-        node.up()
-        until(lambda: [c.image for c in cards] == [BLANK, BLANK], "free cards are blank")
-        claim = node.claim("c", region(card), bitstream=A.hex)
-        (device,) = node.dra.prepare(claim)
-        assert device.device_name == dra_name(region(card))
-        assert (card.uuid, card.image, card.mask) == (A, A, ALL)
-        file = node.file(claim)
-        assert file is not None
-        edits = file["devices"][0]["containerEdits"]
-        assert [one["path"] for one in edits["deviceNodes"]] == [card.node]
-        dirty(card)
-        assert node.dra.unprepare(claim) == ""
-        assert (card.uuid, card.image, card.mask, dirt(card)) == (BLANK, BLANK, ALL, 0)
-        assert other.image == BLANK

@@ -1,6 +1,5 @@
 """AMD's own programs, from Debian, against the cards: what a tenant and an operator type."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from uuid import UUID
 import alveo
 import pytest
 from alveo import ALL, LOADS, A, Alveo, B, until
-from doubles import alveo_files
 
 pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
 
@@ -19,7 +17,7 @@ TOOLS = Path(alveo.MODULES).parent / "tools"
 
 def run(*command: str | Path, root: Path = TOOLS) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run(
-        ["chroot", root, *command],
+        ["/usr/sbin/chroot", root, *command],
         check=False,
         capture_output=True,
         text=True,
@@ -79,7 +77,8 @@ def held(card: Alveo) -> tuple[UUID | None, UUID]:
     return card.uuid, card.image
 
 
-def test_it_lists_both_cards_whoever_asks(card: Alveo, plugged: list[Alveo]):
+def test_they_show_every_card_to_everybody(card: Alveo, plugged: list[Alveo]):
+    # sysfs has no tenants: only the device cgroup keeps one from another's card.
     shown = run("xrt-smi", "--batch", "examine").stdout
     assert all(f"[{user(each)}]" in shown for each in plugged)
     assert run("xbmgmt", "--batch", "examine").stdout.count("0000:8") == 2
@@ -114,12 +113,3 @@ def test_xbmgmt_programs_behind_everybodys_back(card: Alveo):
     card.set_mask(ALL)
     assert behind(card, "b")
     assert held(card) == (A, B)
-
-
-def test_a_tenant_sees_the_other_card_and_its_address(card: Alveo, plugged: list[Alveo]):
-    """sysfs has no tenants: only the device cgroup keeps him from it."""
-    shown = run("xrt-smi", "--batch", "examine", "-d", user(plugged[1])).stdout
-    assert (
-        alveo_files.INTERFACE.upper() in shown.replace("-", "").upper() or user(plugged[1]) in shown
-    )
-    assert os.path.exists(plugged[1].node)
