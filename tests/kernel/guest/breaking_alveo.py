@@ -86,7 +86,8 @@ def test_a_tenant_crashes_pf0s_driver_under_any_mask(
 ):
     """USER_PROBE: PF0 reads a page at an address of the tenant's, if its physical address is right.
 
-    It is, for the kernel's own map, arithmetic with one unknown that has some hundred values.
+    The one follows from the other by a number that a randomised kernel chose among thousands. This
+    test knows it; a tenant would try them, some a second.
     """
     card = cards[0]
     card.set_mask(ALL)
