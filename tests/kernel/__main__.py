@@ -1,4 +1,4 @@
-"""`python tests/kernel`: the plugin on the real DFL drivers, in a virtual machine.
+"""`python tests/kernel`: the plugin on the real drivers, in a virtual machine.
 
     python tests/kernel [pytest's arguments]      the tests in tests/kernel/guest
     python tests/kernel -- COMMAND [ARGUMENTS]    anything else in the guest
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import modules
 import sources
+import xrt
 from machine import Machine
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -50,8 +51,11 @@ SUITE = (
     "tests/integration/test_recovery.py",
     "tests/integration/test_draining.py",
     *(f"tests/integration/{file}::{test}" for file, tests in _CHOSEN.items() for test in tests),
+    "tests/kernel/guest/breaking_alveo.py",
 )
-"""What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
+"""What runs in the guest: its own tests, and those of the daemon that simulated cards pass too.
+
+Those of Alveo cards run last (`on_real_cards`), and of them those that damage the kernel."""
 
 _TESTS = "-p on_real_cards -p no:cacheprovider -o faulthandler_timeout=120"
 
@@ -59,6 +63,17 @@ _TESTS = "-p on_real_cards -p no:cacheprovider -o faulthandler_timeout=120"
 def _say(text: str) -> None:
     sys.stderr.write(f"test-kernel: {text}\n")
     sys.stderr.flush()
+
+
+def _script(command: str, alveo: Path) -> str:
+    """What the guest runs; tests that want Alveo cards find in a file what they load for them."""
+    return (
+        "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
+        "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
+        "export PYTHONPATH=tests/kernel/guest:tests/integration:tests\n"
+        f"export GUEST_ALVEO_MODULES='{alveo}'\n"
+        f"{command}"
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -70,12 +85,6 @@ def main(arguments: list[str]) -> int:
     else:
         wanted = shlex.join(arguments) if arguments else " ".join(SUITE)
         command = f"{python} -m pytest {_TESTS} {wanted}"
-    script = (
-        "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
-        "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
-        "export PYTHONPATH=tests/kernel/guest:tests/integration:tests\n"
-        f"{command}"
-    )
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time in a clone
@@ -84,9 +93,13 @@ def main(arguments: list[str]) -> int:
             unpacked = sources.fetch(CACHE)
             built = modules.build(CACHE, unpacked)
             _say(f"Linux {unpacked.release} and its drivers: {time.monotonic() - begin:.0f} s")
+            alveo = xrt.Building(CACHE, unpacked)
             machine = Machine(sources=unpacked, card_modules=built, clone=CLONE, cache=CACHE)
             begin = time.monotonic()
-            code = machine.run(script, limit=LIMIT)
+            try:
+                code = machine.run(_script(command, alveo.told), limit=LIMIT)
+            finally:
+                alveo.wait()
             _say(f"the machine ran for {time.monotonic() - begin:.0f} s")
         except sources.CannotRunError as error:
             _say(str(error))

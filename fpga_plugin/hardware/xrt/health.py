@@ -12,7 +12,7 @@ from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardHealth, Readings
 from fpga_plugin.hardware.sysfs import children
 from fpga_plugin.hardware.xrt import defs
-from fpga_plugin.hardware.xrt.attributes import value
+from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions, check_instance, functions_of
 from fpga_plugin.hardware.xrt.mask import is_ready, masked
 from fpga_plugin.hardware.xrt.port import errors
@@ -67,7 +67,7 @@ def _passing(kernel: Kernel, card: Card, aer: AerCounters) -> str:
             f"fatal: {count} PCI Express errors on card {card.id} (aer_dev_fatal); where it works,"
             f" `fpga-plugin card retry {card.id}`"
         )
-    if value(kernel, f"{functions.management}/dev_offline"):
+    if is_offline(kernel, functions.management):
         return f"unreadable: card {card.id} is offline"
     if value(kernel, f"{functions.management}/ready") != 1 or not is_ready(kernel, functions):
         return f"unreadable: card {card.id} is not ready"
