@@ -211,7 +211,7 @@ class Settings:
         "true or false, 1 or 0",
         "Whether a container with an Alveo card that names no bitstream may load the xclbin that "
         "it brings. Such containers are trusted with the node (docs/alveo.md). The policy says who "
-        "may, by `blank`. With FPGA_PLUGIN_TRUST=signed it is refused.",
+        "may, by `blank`. Refused where only signed bitstreams are trusted.",
     )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",
