@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from doubles import xclbins
@@ -70,6 +71,22 @@ def test_a_file_says_which_image_it_is_for_which_shell_and_what_the_driver_is_to
     assert not facts.dataflow
     assert facts.image_bytes == len(xclbins.bits(b"logic"))
     assert dict(facts.sections)["PARTITION_METADATA"] == len(partition(ALVEO))
+
+
+def test_a_file_that_amds_own_tool_wrote_is_read():
+    """By xclbinutil 2.25.0 of Debian, of sections of our own; it adds data outside of sections."""
+    facts = read(Path(__file__).with_name("xclbinutil.xclbin").read_bytes())
+    assert facts.uuid == "08bce739e6cc793575ed9b7f02ef9ddf"
+    assert (facts.interface_id, facts.version) == (ALVEO, "2.25.0")
+    assert (facts.name, facts.platform_name) == ("of xclbinutil", "xilinx_u55c_simulated_1")
+    assert facts.dataflow
+    assert [kernel.name for kernel in facts.kernels] == ["vadd"]
+    assert [(bank.tag, bank.used, bank.base) for bank in facts.banks] == [
+        ("HBM[0]", True, 0),
+        ("HBM[1]", False, 256 << 20),
+        ("PLRAM[0]", True, 512 << 30),
+    ]
+    assert [kind for kind, _ in facts.sections][-1] == "ASK_GROUP_TOPOLOGY"
 
 
 def test_the_uuid_is_read_in_the_files_order_of_bytes():
@@ -161,9 +178,12 @@ def test_a_signature_inside_is_refused_with_what_to_do(size):
     assert f"a signature of {size} bytes inside" in refusal(axlf(parts().values(), signature=size))
 
 
-@pytest.mark.parametrize("data", [GOOD[:-1], GOOD + b"\0"])
-def test_a_file_of_another_length_than_it_says_is_refused(data):
+@pytest.mark.parametrize(
+    ("data", "hint"), [(GOOD[:-1], "copy or build it again"), (GOOD + b"\0", "--add-signature")]
+)
+def test_a_file_of_another_length_than_it_says_is_refused(data, hint):
     assert f"says that it has {len(GOOD)} bytes, and has {len(data)}" in refusal(data)
+    assert hint in refusal(data)
 
 
 @pytest.mark.parametrize(
