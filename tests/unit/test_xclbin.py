@@ -115,6 +115,8 @@ def test_memories_are_those_of_the_topology_in_bytes():
         ((5, 1, 7, 0, "aurora"), False),
         ((HBM, 1, 7, 0, "host[0]"), False),
         ((99, 1, 7, 0, "new"), False),
+        ((STREAM, 1, 1 << 63, 1 << 63, "stream2"), False),
+        ((DDR4, 1, 1 << 52, (1 << 64) - (1 << 62), "bank0"), True),
     ],
 )
 def test_only_used_memory_of_the_card_with_addresses_can_be_cleared(bank, clearable):
@@ -202,6 +204,16 @@ def test_a_uuid_that_names_nothing_is_refused(uuid):
 @pytest.mark.parametrize("count", [0, MAX_SECTIONS + 1, 0xFFFFFFFF])
 def test_a_number_of_sections_beyond_the_limit_is_refused(count):
     assert f"would have {count} sections" in refusal(axlf(parts().values(), count=count))
+
+
+def test_as_many_sections_as_are_read_are_read():
+    more = [(16, "USER_METADATA", b"x")] * (MAX_SECTIONS - len(parts()))
+    assert len(read(axlf([*parts().values(), *more])).sections) == MAX_SECTIONS
+
+
+def test_a_file_may_be_a_part_of_another():
+    file = ByteRange.of_bytes(b"before it" + GOOD + b"behind it", "f").part(9, len(GOOD))
+    assert read_xclbin(file) == read(GOOD)
 
 
 def test_a_table_of_sections_that_is_cut_off_is_refused():
@@ -332,6 +344,10 @@ def test_an_empty_second_group_of_interfaces_is_refused_as_well():
 )
 def test_an_interface_that_is_not_written_as_shells_write_it_is_refused(value, words):
     assert words in refusal(of_interfaces(value))
+
+
+def test_an_interface_of_one_digit_is_one_if_it_is_neither_0_nor_f():
+    assert read(of_interfaces("1" * 32)).interface_id == "1" * 32
 
 
 def test_an_interface_without_a_uuid_or_with_two_is_refused():
