@@ -415,7 +415,8 @@ class Inventory:
     async def _guard(self, card: Card, health: CardHealth) -> CardHealth:
         """Restore it at once, whoever has the card; where that fails, nobody new gets it."""
         try:
-            missing = await self._workers.run(card.id, self._backend.guard, card)
+            left = any(self._ledger.left_to_owner(region.id) for region in card.regions)
+            missing = await self._workers.run(card.id, self._backend.guard, card, left=left)
         except FpgaPluginError as error:
             fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}")
             failed = {region.id: fault for region in card.regions}

@@ -203,6 +203,15 @@ class Settings:
         "Domain of the resources of Alveo cards, as FPGA_PLUGIN_RESOURCE_PREFIX. With DRA all "
         "cards are one driver's, whose name is FPGA_PLUGIN_RESOURCE_PREFIX.",
     )
+    xrt_tenant_loads: bool = _setting(
+        "FPGA_PLUGIN_XRT_TENANT_LOADS",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Whether a container with an Alveo card that names no bitstream may load the xclbin that "
+        "it brings. Such containers are trusted with the node: docs/alveo.md. Who may is the "
+        "policy's to say, by `blank`. Refused with FPGA_PLUGIN_TRUST=signed.",
+    )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",
         "both",
@@ -612,6 +621,13 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         raise SettingsError(
             "\n".join([f"{what}:", *wrong]),
             hint="`fpga-plugin run --help` and docs/configuration.md describe every setting",
+        )
+    signed = values.get("trust") is TrustMode.SIGNED
+    if signed and values.get("xrt_tenant_loads"):
+        raise SettingsError(
+            f"{PREFIX}XRT_TENANT_LOADS='true' and {PREFIX}TRUST='signed' exclude each other: what a"
+            " tenant brings has no signature that the plugin could look at",
+            hint="set one of them otherwise (docs/alveo.md)",
         )
     # The parsers' types were checked against the fields' where the table was written.
     given = tuple((setting.name, environ[setting.name]) for setting in used)

@@ -349,3 +349,26 @@ def test_a_card_that_is_pulled_and_put_back_is_another_one():
         node.plug(CARD)
         kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
         assert node.alveo()["record"] == NOTHING
+
+
+def test_tenants_may_load_their_own_only_where_the_operator_says_so_and_name_nothing():
+    with AlveoNode(xrt_tenant_loads="true").up() as node:
+        kubelet = node.kubelet
+        assert node.alveo()["mask"] == MASK
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=NO_REQUEST, resource=ALVEO_REGIONS)
+        assert (node.alveo()["record"], node.alveo()["mask"]) == (NOTHING, 0x4220)
+        looked = node.plugin.mark
+        kubelet.poststop(P0, resource=ALVEO_REGIONS)
+        node.plugin.until_logged("region scrubbed", looked, region=P0)
+        assert node.alveo()["mask"] == MASK
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        assert (node.alveo()["record"], node.alveo()["mask"]) == (VADD, MASK)
+        assert not node.plugin.logged("card was not guarded")
+
+
+def test_tenants_loads_and_signed_images_exclude_each_other():
+    with AlveoNode(xrt_tenant_loads="true", trust="signed") as node:
+        node.kubelet.start()
+        assert node.start().exit_code() == 2
+        assert "XRT_TENANT_LOADS" in node.plugin.text

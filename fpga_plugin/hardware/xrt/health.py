@@ -27,13 +27,13 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
     return CardHealth(failed, tuple(dict.fromkeys(degraded)), unguarded(kernel, functions_of(card)))
 
 
-def unguarded(kernel: Kernel, functions: Functions) -> str:
+def unguarded(kernel: Kernel, functions: Functions, mask: int = defs.MASK) -> str:
     """What is wrong with the mask of mailbox requests; empty: nothing, or it cannot be read."""
     try:
         of_management, of_user = masked(kernel, functions)
     except (HardwareError, OSError):
         return ""  # the card's signals say why
-    if None in {of_management, of_user} or of_management == of_user == defs.MASK:
+    if None in {of_management, of_user} or of_management == of_user == mask:
         return ""
     return f"the mask of its mailbox is {of_management:#x}, the user function's copy {of_user:#x}"
 
