@@ -25,7 +25,7 @@ from fpga_plugin.hardware.xrt.backend import XrtBackend
 from fpga_plugin.hardware.xrt.defs import NO_IMAGE
 from fpga_plugin.ids import AfuId, CardId, InterfaceId
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 BANK = MemoryBank(tag="HBM[0]", type="HBM", used=True, on_card=True, base=1 << 20, size=16 << 20)
 SECRET = b"\x5a" * alveo_files.CARD_MEMORY

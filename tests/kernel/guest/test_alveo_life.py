@@ -11,7 +11,7 @@ from alveo import ALL, A, Alveo, B, fails, holder, until
 from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, request
 from daemon_support import HEALTHY, UNHEALTHY, Refused
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 
 @pytest.fixture(scope="module")

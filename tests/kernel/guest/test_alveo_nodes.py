@@ -1,4 +1,4 @@
-"""Nodes with other settings on AMD's own drivers: DRA, both families, tenants who load their own."""
+"""Nodes with other settings on AMD's drivers: DRA, both families, tenants who load their own."""
 
 import errno
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from daemon_support import BLANK as DFL_BLANK
 from daemon_support import HEALTHY, NO_REQUEST, P0
 from dra_support import DraNode, dra_name
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 
 @pytest.fixture(scope="module")
