@@ -1,17 +1,13 @@
 """AMD's drivers and programs for Alveo cards, as Debian packages them, and our fake cards as
 modules of Debian's kernel.
 
-The drivers are built unmodified, once. That needs some minutes, in which the guest runs the
-tests of other cards: those of Alveo cards come last, and wait for a file that says what was built.
-The fake cards are a module of their own, so that a change of it builds nothing else.
+The drivers are built unmodified, once: that needs some minutes. The fake cards are a module of
+their own, so that a change of it builds nothing else.
 """
 
 import hashlib
 import os
 import shutil
-import sys
-import threading
-import time
 from pathlib import Path
 
 import backports
@@ -30,42 +26,17 @@ _BEFORE = ("crc32c_generic", "libcrc32c", "drm")
 """The kernel's own: what AMD's drivers need, and the checksum that libcrc32c asks for by name."""
 
 
-class Building:
-    """The build, in the background.
+def build(cache: Path, sources: Sources) -> list[Path]:
+    """Build the modules where they changed; returns them in the order in which they are loaded.
 
-    Attributes:
-        told: the file that appears when it has ended: the modules' paths in the order in which they
-            are loaded, one a line; or, if it failed, one line that is no path, and says why.
+    Raises:
+        CannotRunError: the drivers or the programs cannot be had, or the drivers not be built.
     """
-
-    def __init__(self, cache: Path, sources: Sources) -> None:
-        self._folder = cache / "xrt"
-        self._folder.mkdir(exist_ok=True)
-        self.told = self._folder / "modules"
-        self.told.unlink(missing_ok=True)
-        self._thread = threading.Thread(target=self._run, args=[sources])
-        self._thread.start()
-
-    def _run(self, sources: Sources) -> None:
-        begin = time.monotonic()
-        try:
-            text = "\n".join(map(str, _build(self._folder, sources)))
-        except CannotRunError as error:
-            text = f"AMD's drivers are missing: {' '.join(str(error).split())}"
-        new = self.told.with_suffix(".new")
-        new.write_text(f"{text}\n")
-        new.replace(self.told)
-        sys.stderr.write(f"test-kernel: AMD's drivers: {time.monotonic() - begin:.0f} s\n")
-
-    def wait(self) -> None:
-        """Until it has ended: the next run finds it done."""
-        self._thread.join()
-
-
-def _build(folder: Path, sources: Sources) -> list[Path]:
     for program in ("gcc", "make", "strip"):
         if shutil.which(program) is None:
             raise CannotRunError(f"{program} is missing (make deps DEPS=kernel)")
+    folder = cache / "xrt"
+    folder.mkdir(exist_ok=True)
     built = _drivers(folder, sources)
     _tools(folder)
     return [*with_dependencies(sources, list(_BEFORE)), _fake(folder, sources), *built]
@@ -120,5 +91,4 @@ def _fake(folder: Path, sources: Sources) -> Path:
 
 
 def _make(*arguments: str) -> None:
-    # With less priority than the guest has, which runs beside it.
-    run("nice", "-n", "15", "make", f"-j{os.cpu_count() or 1}", *arguments)
+    run("nice", "make", f"-j{os.cpu_count() or 1}", *arguments)

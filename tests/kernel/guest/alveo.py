@@ -27,11 +27,8 @@ from uuid import UUID
 import pytest
 from doubles import alveo_files
 
-MODULES = os.environ.get("GUEST_ALVEO_MODULES", "")
-"""The file that names the modules (tests/kernel/xrt.py); empty on the host, which has none."""
-
-BUILD = 1200.0
-"""Seconds that their build may take; it began with the guest."""
+MODULES = os.environ.get("GUEST_ALVEO_MODULES", "").split()
+"""Paths, in the order in which they are loaded (tests/kernel/xrt.py); none on the host."""
 
 PCI = Path("/sys/bus/pci/devices")
 DRIVERS = PCI.parent / "drivers"
@@ -376,21 +373,12 @@ def console(level: int) -> None:
     Path("/proc/sys/kernel/printk").write_text(f"{level}")
 
 
-def _modules() -> list[str]:
-    """Paths, in the order in which they are loaded."""
-    told = Path(MODULES)
-    until(told.exists, "the host has built AMD's drivers", limit=BUILD)
-    paths = told.read_text().splitlines()
-    assert paths[0].startswith("/"), paths[0]
-    return paths
-
-
 def install(cards: int = 1) -> list[Alveo]:
     """Load the drivers and plug so many cards in; returns when each is ready."""
     console(QUIET)
     FIRMWARE.mkdir(parents=True, exist_ok=True)
     (FIRMWARE / "partition.xsabin").write_bytes(alveo_files.partition())
-    for module in _modules():
+    for module in MODULES:
         name = Path(module).stem.replace("-", "_")
         if name in loaded():
             continue

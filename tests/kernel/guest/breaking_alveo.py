@@ -19,7 +19,7 @@ import pytest
 from alveo import ALL, Alveo, until
 from on_real_cards import follow_log, written
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 
 @pytest.fixture(autouse=True)

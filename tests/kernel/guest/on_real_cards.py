@@ -66,8 +66,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    # AMD's drivers may still be built; and what breaks them is last of all.
-    items.sort(key=lambda item: ("alveo" in item.path.name, "breaking" in item.path.name))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -8,7 +8,7 @@ import pytest
 from alveo import ALIEN, NO_UUID, A, Alveo, B, fails
 from doubles import alveo_files
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 
 @pytest.fixture(scope="module")

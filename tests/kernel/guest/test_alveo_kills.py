@@ -11,7 +11,7 @@ from alveo import ALL, A, Alveo, B
 from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, request
 from daemon_support import HEALTHY
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 IN_PRESTART = ("before mask", "after mask", "before load", "after load")
 IN_RELEASE = (

@@ -1,6 +1,7 @@
 """The life of an allocation on AMD's own drivers, and what tenants and others do to it."""
 
 import errno
+import signal
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from alveo import ALL, A, Alveo, B, fails, holder, until
 from alveo_node import BLANK, CARDS, REGIONS, AlveoNode, dirt, dirty, request
 from daemon_support import HEALTHY, UNHEALTHY, Refused
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_a_tenant_who_holds_the_node_past_his_allocation_is_ended(node: AlveoNod
     begin(node, card)
     with holder(card) as tenant:
         end(node, card)
-        assert tenant.wait(alveo.PATIENCE) == -alveo.SIGBUS
+        assert tenant.wait(alveo.PATIENCE) == -signal.SIGBUS
 
 
 def test_one_who_ignores_that_keeps_the_card_until_he_ends(node: AlveoNode, card: Alveo):

@@ -8,7 +8,7 @@ import alveo
 import pytest
 from alveo import ALL, LOADS, NO_UUID, RESET, TENANT_LOADS, A, Alveo, B, fails, until
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 OLD = (1 << 8, 1 << 7 | 1 << 8)
 """Masks that older texts name."""

@@ -8,7 +8,7 @@ import pytest
 from alveo import ALL, A, Alveo, B, fails
 from doubles import alveo_files
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 SIZE = alveo_files.CARD_MEMORY
 SECRET = b"a tenant's" * 1000

@@ -9,7 +9,7 @@ import pytest
 import rack
 from alveo import A, Alveo, B, fails
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 
 @pytest.fixture(scope="module")

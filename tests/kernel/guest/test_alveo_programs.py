@@ -9,9 +9,9 @@ import alveo
 import pytest
 from alveo import ALL, LOADS, A, Alveo, B, until
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
-TOOLS = Path(alveo.MODULES).parent / "tools"
+TOOLS = Path(*alveo.MODULES[-1:]).parent / "tools"
 """A root of their own (tests/kernel/xrt.py)."""
 
 

@@ -11,7 +11,7 @@ import alveo_mailbox
 import pytest
 from alveo import ALL, TENANT_LOADS, A, Alveo, B
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 HUGE = 2 << 20
 MAP_HUGETLB = 0x40000

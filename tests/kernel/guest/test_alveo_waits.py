@@ -14,7 +14,7 @@ import alveo_mailbox
 import pytest
 from alveo import ALL, TENANT_LOADS, A, Alveo, B, fails, until
 
-pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-kernel")
+pytestmark = pytest.mark.skipif(not alveo.MODULES, reason="the guest's: make test-alveo")
 
 LONG = 20.0
 """Seconds; on a machine that is not emulated it is 52."""
