@@ -58,6 +58,7 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
             owner=owner,
             slots=_slots(settings),
             rule=rule,
+            tenant_loads=settings.xrt_tenant_loads,
         )
         return Hardware(simulated.backend, simulated.events)
     from fpga_plugin.hardware.families import Families  # only where cards are real
@@ -73,7 +74,7 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
     if settings.backend is not BackendKind.DFL:
         from fpga_plugin.hardware.xrt.backend import XrtBackend  # the same
 
-        families.append(XrtBackend(kernel))
+        families.append(XrtBackend(kernel, tenant_loads=settings.xrt_tenant_loads))
     backend = families[0] if len(families) == 1 else Families(families)
     return Hardware(backend, UdevEvents(settings.sysfs_root))
 

@@ -237,10 +237,12 @@ class Hardware:
         None of an owned region says nothing: its health signals tell why it cannot be read, and it
         is read again before a container gets it.
         """
-        record = self._state.record(region)
+        record, claim = self._state.record(region), self._state.region_claim(region)
         if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
             return True
-        return observed is None and self._state.region_claim(region) is not None
+        if claim is not None and claim.used and self._state.left_to_owner(region):
+            return True
+        return observed is None and claim is not None
 
     def verify(
         self, card: CardId, observed: Mapping[RegionId, AfuId | None]

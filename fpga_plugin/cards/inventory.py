@@ -337,8 +337,9 @@ class Inventory:
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(
                 "no FPGA cards on this node",
-                hint="the kernel's dfl-pci driver has to be bound to them (lspci -k -d ::1200), and"
-                f" the node's /sys mounted at {sysfs_root}"
+                hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k"
+                " -d ::1200. And"
+                f" the node's /sys has to be mounted at {sysfs_root}"
                 " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
             )
 
@@ -424,7 +425,8 @@ class Inventory:
     async def _guard(self, card: Card, health: CardHealth) -> CardHealth:
         """Restore it at once, whoever has the card; where that fails, nobody new gets it."""
         try:
-            missing = await self._workers.run(card.id, self._backend.guard, card)
+            left = any(self._ledger.left_to_owner(region.id) for region in card.regions)
+            missing = await self._workers.run(card.id, self._backend.guard, card, left=left)
         except FpgaPluginError as error:
             fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}")
             failed = {region.id: fault for region in card.regions}

@@ -395,6 +395,8 @@ class Preparer:
                 await operations.step(
                     work.card, report, lambda: steps.verify(port, expected, report), pr=False
                 )
+            if work.card.owner_loads:
+                await operations.step(work.card, report, port.leave, pr=False)
             ledger.work.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)

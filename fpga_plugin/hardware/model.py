@@ -85,6 +85,7 @@ class Card:
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
             regions away for seconds: while nobody waits for one, and never in a PreStart.
         takes: the kind of image that its driver programs.
+        owner_loads: an owner that names no bitstream may load what it brings (`Port.leave`).
         guarded: device numbers of nodes that no container may have: who has one programs the card,
             or resets a slot.
         id: the card's device id.
@@ -108,6 +109,7 @@ class Card:
     model: str = ""
     serial: str = ""
     resets: bool = False
+    owner_loads: bool = False
     takes: type[Image] = RawImage
     guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)

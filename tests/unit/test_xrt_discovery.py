@@ -157,6 +157,8 @@ def test_what_a_qdma_shell_has_beside_the_render_node_is_granted(rig: Rig):
 def test_assumptions_say_what_holds_and_what_is_on_trust(rig: Rig):
     found = {one.says: one for one in rig.backend.assumptions(CARD)}
     assert found["it is ready"].verdict is Verdict.HOLDS
+    assert found["it is a card that is known"].verdict is Verdict.HOLDS
+    assert found["it takes xclbins without a signature"].verdict is Verdict.HOLDS
     trust = [one for one in found.values() if one.verdict is Verdict.UNKNOWN]
     assert any("untested on hardware" in one.says for one in trust)
     rig.kernel.instead[f"{PF0}/recovery"] = "1"
@@ -164,5 +166,10 @@ def test_assumptions_say_what_holds_and_what_is_on_trust(rig: Rig):
     found = {one.says: one for one in rig.backend.assumptions(CARD)}
     assert found["it is ready"].verdict is Verdict.FAILS
     assert found["the mask of mailbox requests reaches PF1"].verdict is Verdict.FAILS
+    rig.kernel.instead["/device"] = "0x9999"
+    rig.kernel.instead["/sec_level"] = "1"
+    found = {one.says: one for one in rig.backend.assumptions(CARD)}
+    assert found["it is a card that is known"].verdict is Verdict.FAILS
+    assert found["it takes xclbins without a signature"].verdict is Verdict.UNKNOWN
     rig.board().unbind(user=True)
     assert rig.backend.assumptions(CARD)

@@ -17,6 +17,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.xrt import defs
+from fpga_plugin.hardware.xrt.memory import SAMPLE, SAMPLES, _sampled
 
 READ_AXLF = 0xC0286454
 MASK, WHILE_LOADING = "0x643a0", "0x4220"
@@ -114,6 +115,7 @@ def test_a_tenant_that_loads_between_our_load_and_the_mask_is_seen(rig: Rig):
     rig.kernel.before = intrude
     with pytest.raises(ProgrammingError, match=OTHER):
         rig.program()
+    assert len(rig.kernel.requests) == 1  # it is not loaded over: somebody has the node
     assert rig.board().state.mask == defs.MASK
 
 
@@ -230,3 +232,30 @@ def test_without_a_load_nobody_knows_which_memory_there_is(rig: Rig):
     rig.backend.reset(rig.card())
     with pytest.raises(HardwareError, match="not known"):
         rig.backend.clear_memory(rig.card())
+
+
+@pytest.mark.parametrize(("capacity", "stays"), [(1 << 20, False), ((1 << 20) + 1, True)])
+def test_whether_memory_stays_is_told_by_what_was_cleared(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capacity: int, *, stays: bool
+):
+    monkeypatch.setitem(defs.ON_BOARD_MEMORY, "505c", capacity)
+    assert rig.card().some_memory_stays
+    rig.program()
+    rig.backend.clear_memory(rig.card())
+    assert rig.card().some_memory_stays is stays
+
+
+def test_of_a_card_whose_memory_is_not_known_some_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(defs.ON_BOARD_MEMORY, "505c")
+    rig.program()
+    rig.backend.clear_memory(rig.card())
+    assert rig.card().some_memory_stays
+
+
+@pytest.mark.parametrize("size", [1, SAMPLE - 1, SAMPLE, SAMPLE + 1, 3 * SAMPLE, 1 << 20, 1 << 34])
+def test_samples_lie_in_the_bank_its_first_and_last_bytes_among_them(size: int):
+    offsets = list(_sampled(size))
+    assert offsets[0] == 0
+    assert offsets[-1] == max(size - SAMPLE, 0)
+    assert len(offsets) <= SAMPLES
+    assert len(offsets) == SAMPLES or size < SAMPLE + SAMPLES

@@ -171,6 +171,57 @@ def test_each_signal_is_of_its_kind(rig: Rig, word: str, kind: FaultKind):
     assert rig.backend.health(card).failed[card.regions[0].id].kind is kind
 
 
+@pytest.mark.parametrize(
+    ("attribute", "answer"),
+    [
+        ("0.0/dev_offline", "1"),
+        ("0.1/dev_offline", "1"),
+        ("0.0/ready", "0"),
+        ("0.1/ready", "0x0"),
+        ("0.1/device_bad_state", "nonsense"),
+        ("0.1/ready", OSError(5, "Input/output error")),
+        ("0.0/aer_dev_fatal", "TOTAL_ERR_FATAL 2"),
+    ],
+)
+def test_a_card_that_does_not_answer_is_out_of_service_until_it_does(
+    rig: Rig, attribute: str, answer: str | OSError
+):
+    card = rig.card()
+    assert not rig.backend.health(card).failed
+    rig.kernel.instead[f"0000:10:0{attribute}"] = answer
+    fault = rig.backend.health(card).failed[card.regions[0].id]
+    assert fault.kind is FaultKind.TRANSIENT
+    rig.kernel.instead.clear()
+    assert not rig.backend.health(card).failed
+
+
+@pytest.mark.parametrize(
+    ("readings", "failed", "degraded"),
+    [
+        ({"temp1_input": "96999"}, False, False),
+        ({"temp1_input": "97000"}, True, False),
+        ({"temp1_input": "97000", "temp1_label": "Cage0"}, False, True),
+        ({"temp1_input": "nonsense"}, False, True),
+        ({"temp1_input": "97000", "temp1_crit": "0"}, False, False),
+    ],
+)
+def test_heat_of_the_fpga_takes_it_out_of_service_and_of_an_optical_module_does_not(
+    rig: Rig, readings: dict[str, str], *, failed: bool, degraded: bool
+):
+    rig.kernel.instead |= {f"/{name}": text for name, text in readings.items()}
+    health = rig.backend.health(rig.card())
+    assert (bool(health.failed), bool(health.degraded)) == (failed, degraded)
+
+
+def test_a_reset_of_the_link_is_no_trouble_of_it(rig: Rig):
+    card = rig.card()
+    rig.backend.health(card)
+    rig.kernel.instead["aer_dev_fatal"] = "TOTAL_ERR_FATAL 1"
+    assert rig.backend.health(card).failed
+    rig.backend.reset(card)
+    assert not rig.backend.health(card).failed
+
+
 def test_a_driver_that_is_bound_anew_is_told_by_health(rig: Rig):
     card = rig.card()
     rig.board().unbind(user=True)
@@ -187,8 +238,8 @@ def test_a_mask_that_is_lost_is_told_and_restored(rig: Rig):
     rig.board().bind(user=False)
     assert "the mask of its mailbox is 0x0" in rig.backend.health(card).unguarded
     assert not rig.backend.health(card).failed
-    assert "0x0" in rig.backend.guard(card)
-    assert rig.backend.guard(card) == ""
+    assert "0x0" in rig.backend.guard(card, left=False)
+    assert rig.backend.guard(card, left=False) == ""
     assert rig.backend.health(card).unguarded == ""
     assert rig.board().copy == defs.MASK
 
@@ -196,7 +247,7 @@ def test_a_mask_that_is_lost_is_told_and_restored(rig: Rig):
 def test_an_operators_mask_is_not_believed(rig: Rig):
     rig.program()
     rig.board().set_mask("0x180")  # older texts name it; it stops no load
-    assert rig.backend.guard(rig.card())
+    assert rig.backend.guard(rig.card(), left=False)
     assert rig.board().state.mask == defs.MASK
 
 
