@@ -516,7 +516,7 @@ def poison(scene: Scene, region: RegionId) -> None:
 @pytest.mark.parametrize(
     ("policy", "advice"),
     [
-        (RecoveryPolicy.NONE, "FPGA_PLUGIN_RECOVERY=rebind lets the plugin do that"),
+        (RecoveryPolicy.NONE, "ask the node's operator: "),
         (RecoveryPolicy.REBIND, "when nobody else has a region of it"),
     ],
 )

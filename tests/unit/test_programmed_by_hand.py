@@ -89,6 +89,9 @@ def test_a_name_that_cannot_be_looked_up_is_refused_for_that_reason(error: FpgaP
         async def aliases(self):
             raise error
 
+        async def headers(self):
+            raise error
+
         async def names(self):
             return Names()
 
