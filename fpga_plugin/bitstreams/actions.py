@@ -6,22 +6,16 @@ on two lines, what happened and what to do. Each returns its exit code.
 # ruff: noqa: T201 - a command prints
 
 import argparse
-import hashlib
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from fpga_plugin.bitstreams.files import (
-    Progress,
-    no_progress,
-    read_bytes,
-    read_digest,
-)
+from fpga_plugin.bitstreams.facts import FOREIGN, facts_of, lines_of, parts_of
+from fpga_plugin.bitstreams.files import Content, Progress, no_progress
 from fpga_plugin.bitstreams.install import install, remove
-from fpga_plugin.bitstreams.kinds import BLANK, read_data
+from fpga_plugin.bitstreams.kinds import BLANK, Contents
 from fpga_plugin.bitstreams.manifest import in_utc
-from fpga_plugin.bitstreams.metadata import Metadata
 from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import is_blank
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
@@ -34,7 +28,7 @@ from fpga_plugin.bitstreams.signing import (
     sign_file,
     statement_of,
 )
-from fpga_plugin.bitstreams.store import Store, StoreEntry
+from fpga_plugin.bitstreams.store import Store, StoreEntry, look
 from fpga_plugin.bitstreams.trust import Trust, check_signed
 from fpga_plugin.errors import (
     BitstreamError,
@@ -91,34 +85,27 @@ def show_store(args: argparse.Namespace) -> int:
 
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
-    data = _read(args.file)
-    contents = read_data(data, args.file)
+    contents, content = look(args.file, _progress(args.file))
     facts: dict[str, object] = {
         "file": args.file,
-        "bytes": len(data),
+        "bytes": content.size,
         "format": contents.kind.ending,
         "bitstream_id": contents.bitstream_id,
         "image_bytes": contents.image_bytes,
-        "sha256": hashlib.sha256(data).hexdigest(),
-        **_metadata_json(contents.metadata),
+        "sha256": content.sha256,
+        **facts_of(contents),
     }
-    clusters = [asdict(each) for each in contents.metadata.clusters]
     if args.json:
         sections = [{"name": name, "bytes": size} for name, size in contents.sections]
-        print(json.dumps({**facts, "accelerators": clusters, "sections": sections}, indent=2))
+        print(json.dumps({**facts, **parts_of(contents), "sections": sections}, indent=2))
         return DONE
     width = max(map(len, facts))
     for name, value in facts.items():
-        foreign = name in {"name", "platform_name", "top_interface"} and value is not None
+        foreign = name in FOREIGN and value is not None
         shown = quote(value) if foreign else "-" if value is None else _plain(str(value))
         print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
-    # The first one is told above: it is what a port shows, and what names a GBS file.
-    for each in clusters[1:]:
-        contexts = each["total_contexts"]
-        print(
-            f"{'and accelerator'.ljust(width)}  {each['afu_id']}  {quote(each['name'])},"
-            f" total contexts {contexts}"
-        )
+    for what, line in lines_of(contents):
+        print(f"{what.ljust(width)}  {_plain(line)}")
     for section, size in contents.sections:
         print(f"{'section'.ljust(width)}  {_plain(section)}, {size} bytes")
     return DONE
@@ -138,12 +125,11 @@ def verify(args: argparse.Namespace) -> int:
     worst = DONE
     for file in args.files:
         try:
-            contents = read_data(_read(file), file)
-            metadata = contents.metadata
+            contents, content = look(file, _progress(file))
             if (place := path_in_store(file)) is not None:
                 place.check(contents, file)
-            _check_wanted(file, metadata, args)
-            trust = _check_trust(file, args)
+            _check_wanted(file, contents, args)
+            trust = _check_trust(file, contents, content, args)
             print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
         except FpgaPluginError as error:
             complain(error)
@@ -160,8 +146,8 @@ def _verify_store(store: Store, args: argparse.Namespace) -> int:
             judged, trust = _judged(store, entry, args)
             if judged.problem is not None:
                 raise judged.problem
-            if entry.metadata is not None:
-                _check_wanted(entry.path, entry.metadata, args)
+            if entry.contents is not None:
+                _check_wanted(entry.path, entry.contents, args)
             print(f"{_plain(entry.path)}: good{f' ({trust})' if trust else ''}")
         except FpgaPluginError as error:
             complain(error)
@@ -192,7 +178,7 @@ def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[
             store.relative(entry.path), progress=_progress(entry.path)
         )
     except (BitstreamError, BitstreamNotFoundError, NotPermittedError) as error:
-        return replace(entry, metadata=None, problem=error), ""
+        return replace(entry, contents=None, problem=error), ""
     return entry, trust
 
 
@@ -205,12 +191,11 @@ def _trust(store: Store, args: argparse.Namespace) -> Trust:
     )
 
 
-def _check_trust(file: str, args: argparse.Namespace) -> str:
+def _check_trust(file: str, contents: Contents, content: Content, args: argparse.Namespace) -> str:
     """Judge a file on the command line: by its store's manifest, and by its signature."""
     path = os.path.abspath(file)
     place = path_in_store(path)
     root = None if place is None else os.path.dirname(os.path.dirname(path))
-    content = read_digest(path, inside=root, guarded=False, progress=_progress(file))
     trust = ""
     if root is not None and place is not None:
         trust = _trust(Store(root), args).check(place.path, content)
@@ -219,9 +204,7 @@ def _check_trust(file: str, args: argparse.Namespace) -> str:
     else:  # whoever has keys wants to know of a wrong signature, needed or not
         by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
     if by_itself:
-        signed = check_signed(
-            path, place.path if place else place_of(path, _read(file)), content, args.keys
-        )
+        signed = check_signed(path, place_of(path, contents).path, content, args.keys)
         trust = ", ".join(filter(None, (trust, signed)))
     return trust
 
@@ -257,11 +240,11 @@ def _progress(path: str) -> Progress:
     return show
 
 
-def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:
+def _check_wanted(file: str, contents: Contents, args: argparse.Namespace) -> None:
     """Compare a file with the ids that the command line asks for."""
     for what, wanted, found in (
-        ("interface id", args.interface_id, metadata.interface_id),
-        ("AFU id", args.afu_id, metadata.afu_id),
+        ("interface id", args.interface_id, contents.interface_id),
+        ("AFU id", args.afu_id, contents.afu_id),
     ):
         if wanted not in {None, found}:
             raise BitstreamError(f"{file}: has the {what} {found}, not {wanted}")
@@ -359,10 +342,6 @@ def forget_manifests(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _read(path: str) -> bytes:
-    return read_bytes(path, progress=_progress(path))
-
-
 def _names(store: Store, args: argparse.Namespace) -> Names:
     """What the manifest calls ids; nothing where it cannot be used, as the list tells."""
     try:
@@ -378,7 +357,7 @@ def _alias(entry: StoreEntry, names: Names) -> str | None:
 
 
 def _row(entry: StoreEntry, names: Names) -> tuple[str, str, str, str]:
-    name = quote(entry.metadata.clusters[0].name) if entry.metadata else ""
+    name = quote(entry.contents.name) if entry.contents else ""
     name = _alias(entry, names) or name
     return (
         names.interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
@@ -396,24 +375,8 @@ def _entry_json(entry: StoreEntry) -> dict[str, object]:
         "bitstream_id": entry.bitstream_id,
         "blank": entry.blank,
         "bytes": entry.size,
-        "metadata": _metadata_json(entry.metadata) if entry.metadata else None,
+        "metadata": facts_of(entry.contents) if entry.contents else None,
         "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
-    }
-
-
-def _metadata_json(metadata: Metadata) -> dict[str, object]:
-    cluster = metadata.clusters[0]
-    return {
-        "interface_id": metadata.interface_id,
-        "afu_id": metadata.afu_id,
-        "name": cluster.name,
-        "total_contexts": cluster.total_contexts,
-        "platform_name": metadata.platform_name,
-        "power": metadata.power,
-        "clock_frequency_high": metadata.clock_frequency_high,
-        "clock_frequency_low": metadata.clock_frequency_low,
-        "top_interface": metadata.top_interface,
-        "version": metadata.version,
     }
 
 

@@ -12,7 +12,7 @@ Everything is checked before anything is believed: on a card the kernel checks n
 import re
 from dataclasses import dataclass
 
-from fpga_plugin.bitstreams.metadata import Metadata, parse_metadata
+from fpga_plugin.bitstreams.metadata import GbsMetadata, parse_metadata
 from fpga_plugin.errors import BitstreamError
 
 GUID = b"XeonFPGA\xb7GBSv001"
@@ -41,7 +41,7 @@ _FOREIGN = (
     (
         b"xclbin2\0",
         "an xclbin, the format of XRT",
-        "it is for cards with the XRT driver; cards with the DFL driver take GBS and AOCX files",
+        "a GBS file is expected here; a store has xclbin files for Alveo cards, by themselves",
     ),
     (
         b"\x7fELF",
@@ -69,7 +69,7 @@ class Header:
         image_offset: where the image begins, in bytes.
     """
 
-    metadata: Metadata
+    metadata: GbsMetadata
     image_offset: int
 
 

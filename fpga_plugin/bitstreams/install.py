@@ -19,7 +19,7 @@ from fpga_plugin.bitstreams.files import (
     writing,
 )
 from fpga_plugin.bitstreams.kinds import Contents, read_data
-from fpga_plugin.bitstreams.places import Place, is_blank
+from fpga_plugin.bitstreams.places import Place, all_places, is_blank
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.signing import remove_signature
 from fpga_plugin.bitstreams.store import Store
@@ -72,7 +72,7 @@ def install(
             another file belongs there, and no force.
     """
     data, contents = _to_install(file, blank=blank, progress=progress)
-    place = Place(contents.interface_id, None if blank else contents.bitstream_id)
+    place = Place(contents.interface_id, None if blank else contents.bitstream_id, contents.kind)
     path, relative = store.at(place), place.path
     content = content_of(data)
     signature = _signature(file)
@@ -95,7 +95,7 @@ def install(
     if signature is not None:
         write_atomically(path + ENDING, signature)
     # Read it as the daemon will: a directory that is a link out of the store shows here.
-    store.check(place.interface_id, place.bitstream_id)
+    store.check(place)
     return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
 
 
@@ -111,7 +111,7 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
     if blank and not contents.kind.blank:
         raise BitstreamError(
             f"{file}: holds {contents.kind}, which is no blank bitstream",
-            hint="install the card vendor's null image, a GBS file",
+            hint="install the card vendor's null image, a GBS or xclbin file",
         )
     return data, contents
 
@@ -145,7 +145,13 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
         BitstreamNotFoundError: there is none.
         BitstreamError: it cannot be removed.
     """
-    path = store.at(Place(interface_id, bitstream_id))
+    paths = [store.at(place) for place in all_places(interface_id, bitstream_id)]
+    there = [path for path in paths if os.path.lexists(path)]
+    if len(there) > 1:
+        raise BitstreamError(
+            f"{' and '.join(there)} are both there", hint="remove the file that is wrong by `rm`"
+        )
+    path = (there or paths)[0]
     directory = os.path.dirname(path)
     try:
         os.unlink(path)

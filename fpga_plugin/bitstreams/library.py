@@ -24,13 +24,13 @@ import structlog
 from fpga_plugin.bitstreams.aocx import Write
 from fpga_plugin.bitstreams.cache import Cache, NewFile
 from fpga_plugin.bitstreams.files import Content, open_file, pieces_of
-from fpga_plugin.bitstreams.gbs import HEAD_BYTES, parse_header
-from fpga_plugin.bitstreams.places import Place, place_of_path
+from fpga_plugin.bitstreams.kinds import read_data
+from fpga_plugin.bitstreams.places import Place, place_for, place_of_path
 from fpga_plugin.bitstreams.store import Bitstream, Store
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.bitstreams.verdicts import Verdict, Verdicts
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
-from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.file_identity import version_at
 from fpga_plugin.host.instruments import Counter
 from fpga_plugin.host.trusted_files import RENAME, being_written
@@ -68,8 +68,18 @@ class Library:
         self._verdicts = Verdicts(f"{directory}.json")
         self._cache.only(self._verdicts.cached())
 
-    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+    def load(
+        self,
+        interface_id: InterfaceId,
+        bitstream_id: BitstreamId,
+        takes: type[Image] = RawImage,
+    ) -> Bitstream:
         """A verified bitstream.
+
+        Args:
+            interface_id: of the cards.
+            bitstream_id: its name.
+            takes: what their driver reads.
 
         Raises:
             BitstreamNotFoundError: there is none; the message names the path.
@@ -78,39 +88,34 @@ class Library:
             NotFinishedError: it is still being written.
             StoreUnavailableError: there is no room for a copy.
         """
-        place = Place(interface_id, bitstream_id)
+        place = place_for(interface_id, bitstream_id, takes)
         try:
             return self._fetch(place)
         except (FileNotFoundError, NotADirectoryError):
             self.store.not_found(place)
 
-    def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+    def blank(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> Bitstream | None:
         """The verified blank bitstream of an interface id; None when there is none.
 
         Raises:
             FpgaPluginError: as `load`.
         """
         try:
-            return self._fetch(Place(interface_id, None))
+            return self._fetch(place_for(interface_id, None, takes))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def kept(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> Bitstream | None:
+    def kept(self, place: Place) -> Bitstream | None:
         """A bitstream as the store had it when it last answered; the store is not touched.
 
         None where that is not known in this life of the plugin, or something since said that the
         file, or what its trust depends on, may be another one by now.
-
-        Args:
-            interface_id: of the cards.
-            bitstream_id: its name; None: the blank bitstream.
         """
-        place = Place(interface_id, bitstream_id)
         known = self._verdicts.confirmed(place.path)
         if known is None or known.problem is not None:
             return None
-        gbs = self._cache.map(known.cached)
-        return None if gbs is None else self._bitstream(place, gbs)
+        data = self._cache.map(known.cached)
+        return None if data is None else self._bitstream(place, data)
 
     def examine(self, relative: str) -> Verdict | None:
         """Verify a file if that is not done yet; None: it is not there (any more).
@@ -154,31 +159,31 @@ class Library:
     def _fetch(self, place: Place) -> Bitstream:
         known = self._known(place)
         if known is not None and known.problem is None:
-            if (gbs := self._cache.map(known.cached)) is not None:
-                return self._bitstream(place, gbs)
+            if (data := self._cache.map(known.cached)) is not None:
+                return self._bitstream(place, data)
             known = None
-        gbs = None
+        data = None
         if known is None:
-            known, gbs = self._verify(place, evict=True)
+            known, data = self._verify(place, evict=True)
         if known.problem is not None:
             raise _bare(known.problem)
-        assert gbs is not None, "of what is good there is one"
+        assert data is not None, "of what is good there is one"
         self.save()
-        return self._bitstream(place, gbs)
+        return self._bitstream(place, data)
 
-    def _bitstream(self, place: Place, gbs: memoryview) -> Bitstream:
-        """What is to be programmed, of a GBS file in the cache."""
+    def _bitstream(self, place: Place, data: memoryview) -> Bitstream:
+        """What is to be programmed, of a file in the cache."""
         where = self.store.at(place)
-        header = parse_header(bytes(gbs[:HEAD_BYTES]), size=len(gbs), where=where)
-        metadata = header.metadata
+        contents = read_data(data, where)
+        high, low = contents.clocks
         return Bitstream(
             path=where,
             interface_id=place.interface_id,
-            bitstream_id=place.bitstream_id or BitstreamId(metadata.afu_id),
-            afu_id=metadata.afu_id,
-            image=RawImage(gbs[header.image_offset :]),
-            clock_frequency_high=metadata.clock_frequency_high,
-            clock_frequency_low=metadata.clock_frequency_low,
+            bitstream_id=place.bitstream_id or contents.bitstream_id,
+            afu_id=contents.afu_id,
+            image=contents.image(data),
+            clock_frequency_high=high,
+            clock_frequency_low=low,
         )
 
     def _known(self, place: Place) -> Verdict | None:
@@ -220,7 +225,7 @@ class Library:
         return None
 
     def _verify(self, place: Place, *, evict: bool) -> tuple[Verdict, memoryview | None]:
-        """Read and judge a file as it is now; returns the GBS file too, if it is good.
+        """Read and judge a file as it is now; returns what is programmed, too, if it is good.
 
         Args:
             place: of the file.
@@ -235,7 +240,7 @@ class Library:
         path = self.store.at(place)
         changes = self._verdicts.changes
         trust = self.trust.version(place.path)  # before the judging: a change in between shows
-        gbs: memoryview | None = None
+        data: memoryview | None = None
         with ExitStack() as stack:
             opened = stack.enter_context(
                 open_file(path, inside=self.store.root, guarded=self._guarded)
@@ -255,7 +260,7 @@ class Library:
                 try:
                     file = self._unpack(place, copy, stack, evict=evict)
                     self._cache.keep(file, evict=evict)
-                    known, gbs = replace(known, cached=file.sha256), file.map()
+                    known, data = replace(known, cached=file.sha256), file.map()
                 except BitstreamError as error:
                     problem = _bare(error)
         known = replace(known, problem=problem)
@@ -269,7 +274,7 @@ class Library:
                 sha256=known.content.sha256,
                 bytes=known.content.size,
             )
-        return known, gbs
+        return known, data
 
     def _unpack(self, place: Place, copy: NewFile, stack: ExitStack, *, evict: bool) -> NewFile:
         """Check that a copy is what its path says; what is programmed of it: itself, or a part.

@@ -234,8 +234,8 @@ def _check_path(path: str, where: str) -> None:
     if find_place(path) is None:
         raise BitstreamError(
             f"{where}: {quote(path)} is no bitstream's path in a store",
-            hint="paths are <interface id>/<bitstream id>.gbs or .aocx, or"
-            " <interface id>/blank.gbs",
+            hint="paths are <interface id>/<bitstream id> with .gbs, .aocx or .xclbin, or"
+            " <interface id>/blank with .gbs or .xclbin",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a bitstream says of itself: the JSON in the header of a GBS file.
+"""What a GBS file says of itself: the JSON in its header.
 
 The text comes from whoever can write to the store. It is read strictly (UTF-8, one object, no name
 twice, the types of the schema) and becomes values with typed ids; what does not fit is refused with
@@ -48,7 +48,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class GbsMetadata:
     """What a GBS file says of its image.
 
     Attributes:
@@ -151,7 +151,7 @@ def read_json(raw: bytes, *, where: str, offset: int = 0) -> dict[str, object]:
     return document
 
 
-def parse_metadata(raw: bytes, *, where: str, offset: int = 0) -> Metadata:
+def parse_metadata(raw: bytes, *, where: str, offset: int = 0) -> GbsMetadata:
     """The metadata of a GBS file.
 
     Args:
@@ -175,7 +175,7 @@ def parse_metadata(raw: bytes, *, where: str, offset: int = 0) -> Metadata:
     return _checked(document, where)
 
 
-def _checked(document: _Document, where: str) -> Metadata:
+def _checked(document: _Document, where: str) -> GbsMetadata:
     """Check what types cannot say, in the order in which a reader of the file meets it."""
     image = document.afu_image
     if document.version not in VERSIONS:
@@ -194,7 +194,7 @@ def _checked(document: _Document, where: str) -> Metadata:
             hint="the first names the AFU id against which programming is verified",
         )
     top = image.afu_top_interface
-    return Metadata(
+    return GbsMetadata(
         version=document.version,
         platform_name=document.platform_name,
         interface_id=_id(parse_interface_id, image.interface_uuid, where, "interface-uuid"),

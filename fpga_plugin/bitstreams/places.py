@@ -1,12 +1,15 @@
 """Places in a store: a file's path says what has to be in it.
 
-    <interface id>/<bitstream id>.gbs    an accelerator, named by its AFU id
-    <interface id>/<bitstream id>.aocx   another, named by its hash
-    <interface id>/blank.gbs             the null image that deprograms a region
+    <interface id>/<bitstream id>.gbs      an accelerator, named by its AFU id
+    <interface id>/<bitstream id>.aocx     another, named by its hash
+    <interface id>/<bitstream id>.xclbin   one for cards with XRT's driver, named by its uuid
+    <interface id>/blank.gbs               the null image that deprograms a region
+    <interface id>/blank.xclbin            the same for cards with XRT's driver
 
 A path is a promise that whoever reads the file checks, because the kernel programs an image for
 another static part without a word. The ids' types guarantee that they cannot lead out of the store
-(`fpga_plugin.ids`).
+(`fpga_plugin.ids`). Which ending an id has depends on the card: files that its driver cannot read
+are none of its bitstreams.
 """
 
 import os
@@ -16,7 +19,8 @@ from dataclasses import dataclass
 from fpga_plugin.bitstreams.aocx import Begin
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.kinds import BLANK, KINDS, Contents, Kind, kind_of
-from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
+from fpga_plugin.hardware.image import Image
 from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id
 
 INSTALL = "`fpga-plugin bitstream install` on the node, or where the store is filled from"
@@ -37,17 +41,12 @@ class Place:
     Attributes:
         interface_id: the name of its directory.
         bitstream_id: its own name; None: the blank bitstream, which may have any AFU id.
+        kind: the format that the file has to have.
     """
 
     interface_id: InterfaceId
     bitstream_id: BitstreamId | None
-
-    @property
-    def kind(self) -> Kind:
-        """The format that the file has to have."""
-        if self.bitstream_id is None:
-            return next(kind for kind in KINDS if kind.blank)
-        return next(kind for kind in KINDS if kind.digits == len(self.bitstream_id))
+    kind: Kind
 
     @property
     def path(self) -> str:
@@ -98,6 +97,43 @@ class Place:
             )
 
 
+def all_places(interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> tuple[Place, ...]:
+    """Where a bitstream may be, whatever the cards are.
+
+    Args:
+        interface_id: the directory's name.
+        bitstream_id: its own; None: the blank bitstream.
+    """
+    return tuple(
+        Place(interface_id, bitstream_id, kind)
+        for kind in KINDS
+        if (kind.blank if bitstream_id is None else kind.digits == len(bitstream_id))
+    )
+
+
+def place_for(
+    interface_id: InterfaceId, bitstream_id: BitstreamId | None, takes: type[Image]
+) -> Place:
+    """Where a bitstream is for cards whose driver reads one kind of image.
+
+    Args:
+        interface_id: of the cards.
+        bitstream_id: its name; None: the blank bitstream.
+        takes: what the driver reads.
+
+    Raises:
+        BitstreamNotFoundError: no bitstream for such cards has a name of so many digits.
+    """
+    for place in all_places(interface_id, bitstream_id):
+        if place.kind.makes is takes:
+            return place
+    raise BitstreamNotFoundError(
+        f"no bitstream {bitstream_id} for cards of interface id {interface_id}: what their driver"
+        " reads has no name of so many digits",
+        hint=f"their driver reads {takes.files}",
+    )
+
+
 def find_place(relative: str) -> Place | None:
     """The place of a path from a store's root; None: no bitstream can be there."""
     return place_of_path(relative) if _PLACE.fullmatch(relative) else None
@@ -120,8 +156,9 @@ def place_of_path(path: str) -> Place:
         interface_id = parse_interface_id(name)
     except ValueError as error:
         raise BitstreamError(f"{path}: the directory's name {quote(name)} is {error}") from None
-    if file in _BLANKS:
-        return Place(interface_id, None)
+    for place in all_places(interface_id, None):
+        if place.path.endswith(f"/{file}"):
+            return place
     stem, ending = os.path.splitext(file)
     try:
         bitstream_id = parse_bitstream_id(stem)
@@ -135,10 +172,10 @@ def place_of_path(path: str) -> Place:
             f"{path}: bitstream ids are written as lower-case hex digits without dashes",
             hint=f"rename the file to {bitstream_id}{ending}",
         )
-    place = Place(interface_id, bitstream_id)
-    if ending != f".{place.kind.ending}":
-        raise BitstreamError(
-            f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
-            hint=f"{INSTALL}, names files as the store expects them",
-        )
-    return place
+    for place in all_places(interface_id, bitstream_id):
+        if ending == f".{place.kind.ending}":
+            return place
+    raise BitstreamError(
+        f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
+        hint=f"{INSTALL}, names files as the store expects them",
+    )

@@ -16,10 +16,11 @@ import structlog
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import MANIFEST, Aliases, InterfaceAliases
 from fpga_plugin.bitstreams.names import Names
-from fpga_plugin.bitstreams.places import Place
+from fpga_plugin.bitstreams.places import Place, place_for
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import Verdict
 from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.threads import LateError, Threads
 from fpga_plugin.ids import BitstreamId, InterfaceId
 
@@ -68,12 +69,22 @@ class StoreReader:
         """Set who is told of a file, by its path from the root, that answers after it was late."""
         self._answered = answered
 
-    def blank_path(self, interface_id: InterfaceId) -> str:
-        """Where the blank bitstream of an interface id is expected."""
-        return self.library.store.blank_path(interface_id)
+    def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
+        """Where the blank bitstream of an interface id is expected, for cards that take such."""
+        return self.library.store.blank_path(interface_id, takes)
 
-    async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+    async def load(
+        self,
+        interface_id: InterfaceId,
+        bitstream_id: BitstreamId,
+        takes: type[Image] = RawImage,
+    ) -> Bitstream:
         """A verified bitstream.
+
+        Args:
+            interface_id: of the cards.
+            bitstream_id: its name.
+            takes: what their driver reads.
 
         Raises:
             BitstreamNotFoundError: there is none; the message names the path.
@@ -83,19 +94,21 @@ class StoreReader:
             StoreUnavailableError: the store does not answer, or there is no room for a copy.
         """
         return await self._fetch(
-            Place(interface_id, bitstream_id),
-            lambda: self.library.load(interface_id, bitstream_id),
+            place_for(interface_id, bitstream_id, takes),
+            lambda: self.library.load(interface_id, bitstream_id, takes),
         )
 
-    async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+    async def blank(
+        self, interface_id: InterfaceId, takes: type[Image] = RawImage
+    ) -> Bitstream | None:
         """The verified blank bitstream of an interface id; None when there is none.
 
         Raises:
             FpgaPluginError: as `load`.
         """
         return await self._fetch(
-            Place(interface_id, None),
-            lambda: self.library.blank(interface_id),
+            place_for(interface_id, None, takes),
+            lambda: self.library.blank(interface_id, takes),
         )
 
     async def aliases(self) -> Aliases:
@@ -189,9 +202,7 @@ class StoreReader:
         try:
             return await self._threads.run(relative, read, seconds=LOOK_SECONDS)
         except LateError:
-            copy = await asyncio.to_thread(
-                self.library.kept, place.interface_id, place.bitstream_id
-            )
+            copy = await asyncio.to_thread(self.library.kept, place)
             if copy is not None:
                 log.warning(
                     "the store does not answer: a verified copy is used",

@@ -15,12 +15,13 @@ import msgspec
 
 from fpga_plugin.bitstreams.files import (
     Progress,
+    content_of,
     no_progress,
     read_bytes,
     read_digest,
     write_atomically,
 )
-from fpga_plugin.bitstreams.kinds import read_data
+from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.bitstreams.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -32,7 +33,7 @@ from fpga_plugin.bitstreams.manifest import (
 )
 from fpga_plugin.bitstreams.places import Place, find_place, is_blank
 from fpga_plugin.bitstreams.signatures import ENDING, sign, statement
-from fpga_plugin.bitstreams.store import Store
+from fpga_plugin.bitstreams.store import Store, look
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 from fpga_plugin.host.atomic_file import sync_directory
 from fpga_plugin.ids import Alias, InterfaceId
@@ -78,10 +79,15 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
         BitstreamNotFoundError: there is no such file.
         BitstreamError: it cannot be used, or nothing tells its place.
     """
-    data = read_bytes(file, progress=progress)
-    place = place_of(file, data)
-    digest = hashlib.sha256(data).hexdigest()
-    return Statement(place, statement(place, sha256=digest, size=len(data)))
+    if os.path.basename(os.path.abspath(file)) == MANIFEST:
+        data = read_bytes(file, limit=MAX_MANIFEST_BYTES)
+        if parse_manifest(data, where=file).version is None:
+            raise BitstreamError(f"{file}: is of a format without a version", hint=_RENEW)
+        place, content = MANIFEST, content_of(data)
+    else:
+        contents, content = look(file, progress)
+        place = place_of(file, contents).path
+    return Statement(place, statement(place, sha256=content.sha256, size=content.size))
 
 
 def sign_file(file: str, key: str, progress: Progress = no_progress) -> tuple[str, str]:
@@ -101,35 +107,29 @@ def path_in_store(file: str) -> Place | None:
     return find_place("/".join(os.path.abspath(file).split("/")[-2:]))
 
 
-def place_of(file: str, data: bytes) -> str:
-    """Which place in a store a file is for.
+def place_of(file: str, contents: Contents) -> Place:
+    """Which place in a store a bitstream is for.
 
     In a store its path tells, and what is in the file has to agree. Elsewhere an accelerator's
     content tells, by which `install` names it. It does not tell that an image is a blank bitstream.
 
     Args:
         file: its path.
-        data: all that is in it.
+        contents: what is in it.
 
     Raises:
-        BitstreamError: it cannot be used, or nothing tells.
+        BitstreamError: they do not agree, or nothing tells.
     """
-    name = os.path.basename(os.path.abspath(file))
-    if name == MANIFEST:
-        if parse_manifest(data, where=file).version is None:
-            raise BitstreamError(f"{file}: is of a format without a version", hint=_RENEW)
-        return name
     place = path_in_store(file)
-    if place is None and is_blank(name):
+    if place is None and is_blank(os.path.basename(file)):
         raise BitstreamError(
             f"{file}: its path does not name the interface id that it is for",
             hint="put it into the store first, `fpga-plugin bitstream install --blank FILE`, and"
             " sign the manifest",
         )
-    contents = read_data(data, file)
-    place = place or Place(contents.interface_id, contents.bitstream_id)
+    place = place or Place(contents.interface_id, contents.bitstream_id, contents.kind)
     place.check(contents, file)
-    return place.path
+    return place
 
 
 def renew_manifest(

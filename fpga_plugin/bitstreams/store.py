@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.files import open_file
-from fpga_plugin.bitstreams.kinds import Contents
-from fpga_plugin.bitstreams.metadata import Frequency, Metadata
-from fpga_plugin.bitstreams.places import ENDINGS, INSTALL, Place, is_blank, place_of_path
+from fpga_plugin.bitstreams.files import Content, Progress, digest_of, no_progress, open_file
+from fpga_plugin.bitstreams.kinds import Contents, read
+from fpga_plugin.bitstreams.metadata import Frequency
+from fpga_plugin.bitstreams.places import (
+    ENDINGS,
+    INSTALL,
+    Place,
+    is_blank,
+    place_for,
+    place_of_path,
+)
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError
-from fpga_plugin.hardware.image import Image
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.trusted_files import TrustedFile
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, parse_interface_id
 
@@ -31,7 +38,7 @@ class Bitstream:
         path: where it was read.
         interface_id: the cards that it fits.
         bitstream_id: its name in the store; for a blank bitstream its AFU id.
-        afu_id: what the port must read after programming.
+        afu_id: what the region must read after programming.
         image: what is programmed.
         clock_frequency_high: the user clock that it was built for.
         clock_frequency_low: its half-rate clock.
@@ -56,7 +63,7 @@ class StoreEntry:
         bitstream_id: None for a blank bitstream, and where the name is no bitstream id.
         blank: whether it is a blank bitstream.
         size: in bytes; None where it could not be read.
-        metadata: None where there is a problem.
+        contents: what it says of itself; None where there is a problem.
         problem: why the plugin would not use it.
     """
 
@@ -65,7 +72,7 @@ class StoreEntry:
     bitstream_id: BitstreamId | None = None
     blank: bool = False
     size: int | None = None
-    metadata: Metadata | None = None
+    contents: Contents | None = None
     problem: FpgaPluginError | None = None
 
 
@@ -79,28 +86,23 @@ class Store:
         """Where the file of a place is expected."""
         return os.path.join(self.root, place.path)
 
-    def blank_path(self, interface_id: InterfaceId) -> str:
-        """Where the blank bitstream of an interface id is expected."""
-        return self.at(Place(interface_id, None))
+    def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
+        """Where the blank bitstream of an interface id is expected, for cards that take such."""
+        return self.at(place_for(interface_id, None, takes))
 
     def relative(self, path: str) -> str:
         """A file's path from the root."""
         return os.path.relpath(path, self.root)
 
-    def check(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> str:
+    def check(self, place: Place) -> str:
         """Check that a bitstream is what its path says; returns its path.
 
         Nothing of it stays in memory, and who may write it is not asked.
-
-        Args:
-            interface_id: of the cards.
-            bitstream_id: its name; None: the blank bitstream.
 
         Raises:
             BitstreamNotFoundError: there is none; the message names the path.
             BitstreamError: the file cannot be used, or is not what its name says.
         """
-        place = Place(interface_id, bitstream_id)
         path = self.at(place)
         try:
             with open_file(path, inside=self.root) as opened:
@@ -112,8 +114,8 @@ class Store:
     def list(self, *, read: bool = True) -> tuple[StoreEntry, ...]:
         """Everything that is, or seems meant to be, a bitstream; in order of path.
 
-        Of GBS files only headers are read, and of none anything if not `read`. Directories and
-        files of other names are not the store's business.
+        Of a GBS file only the header is read, of an xclbin only the tables, and of none anything if
+        not `read`. Directories and files of other names are not the store's business.
 
         Raises:
             BitstreamNotFoundError: there is no store.
@@ -177,7 +179,7 @@ class Store:
     def _entry(self, interface_id: InterfaceId, file: str, *, read: bool) -> StoreEntry:
         path = os.path.join(self.root, interface_id, file)
         place: Place | None = None
-        metadata: Metadata | None = None
+        contents: Contents | None = None
         size: int | None = None
         problem: FpgaPluginError | None = None
         try:
@@ -185,7 +187,7 @@ class Store:
             if read:
                 with open_file(path, inside=self.root) as opened:
                     size = opened.size  # told of a file that is not what its name says, too
-                    metadata = _read(opened, place).metadata
+                    contents = _read(opened, place)
         except BitstreamError as error:
             problem = error
         except OSError:
@@ -196,9 +198,24 @@ class Store:
             bitstream_id=None if place is None else place.bitstream_id,
             blank=is_blank(path),
             size=size,
-            metadata=metadata,
+            contents=contents,
             problem=problem,
         )
+
+
+def look(path: str, progress: Progress = no_progress) -> tuple[Contents, Content]:
+    """What any bitstream file says of itself, and its digest; it is not held in memory.
+
+    Raises:
+        BitstreamNotFoundError: there is no such file.
+        BitstreamError: it cannot be used.
+    """
+    try:
+        with open_file(path, inside=None) as opened:
+            contents = read(ByteRange.of_file(opened.file.fileno(), opened.size, path))
+            return contents, digest_of(opened, progress=progress)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
 
 
 def _read(opened: TrustedFile, place: Place) -> Contents:

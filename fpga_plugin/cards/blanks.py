@@ -16,6 +16,8 @@ from fpga_plugin.errors import (
     RefusedError,
     StoreUnavailableError,
 )
+from fpga_plugin.hardware.image import Image
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
 
@@ -28,10 +30,10 @@ NO_BLANK = "no-blank-image"
 class BlankSource(Protocol):
     """What blank bitstreams come from (`StoreReader`)."""
 
-    async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
-        """The blank bitstream of an interface id; None when there is none."""
+    async def blank(self, interface_id: InterfaceId, takes: type[Image]) -> Bitstream | None:
+        """The blank bitstream of cards; None when there is none."""
 
-    def blank_path(self, interface_id: InterfaceId) -> str:
+    def blank_path(self, interface_id: InterfaceId, takes: type[Image]) -> str:
         """Where it is expected."""
 
 
@@ -44,16 +46,18 @@ class Blanks:
         self._afus: dict[InterfaceId, AfuId | None] = {}
         self._problems: dict[InterfaceId, str] = {}
 
-    async def load(self, interface_id: InterfaceId) -> Bitstream | None:
-        """The blank bitstream; None only under best-effort.
+    async def load(self, card: Card) -> Bitstream | None:
+        """The blank bitstream of a card; None only under best-effort.
 
         Raises:
             RefusedError: none can be used, and scrubbing is required.
         """
+        interface_id = card.interface_id
+        expected = self._store.blank_path(interface_id, card.takes)
         problem = ""
         blank: Bitstream | None = None
         try:
-            blank = await self._store.blank(interface_id)
+            blank = await self._store.blank(interface_id, card.takes)
         except (
             BitstreamError,
             NotPermittedError,
@@ -62,10 +66,10 @@ class Blanks:
         ) as error:
             problem = str(error)
         if blank is None and not problem:
-            problem = f"no blank bitstream at {self._store.blank_path(interface_id)}"
+            problem = f"no blank bitstream at {expected}"
         self._afus[interface_id] = None if blank is None else blank.afu_id
         if problem != self._problems.get(interface_id, ""):
-            self._report(interface_id, problem)
+            self._report(interface_id, problem, expected)
         if blank is None and self._policy is ScrubPolicy.REQUIRED:
             raise RefusedError(
                 f"{NO_BLANK}: {problem}",
@@ -74,7 +78,7 @@ class Blanks:
             )
         return blank
 
-    def _report(self, interface_id: InterfaceId, problem: str) -> None:
+    def _report(self, interface_id: InterfaceId, problem: str, expected: str) -> None:
         if problem:
             self._problems[interface_id] = problem
             log.warning(
@@ -82,21 +86,20 @@ class Blanks:
                 interface_id=interface_id,
                 reason=problem,
                 policy=self._policy.value,
-                hint=f"expected at {self._store.blank_path(interface_id)};"
-                " FPGA_PLUGIN_SCRUB=best-effort works without it",
+                hint=f"expected at {expected}; FPGA_PLUGIN_SCRUB=best-effort works without it",
             )
         else:
             self._problems.pop(interface_id, None)
             log.info("blank bitstream found", interface_id=interface_id)
 
-    async def afu_id(self, interface_id: InterfaceId) -> AfuId | None:
-        """AFU id of the blank bitstream; None where there is none to use."""
-        if interface_id not in self._afus:
+    async def afu_id(self, card: Card) -> AfuId | None:
+        """AFU id of a card's blank bitstream; None where there is none to use."""
+        if card.interface_id not in self._afus:
             try:
-                await self.load(interface_id)
+                await self.load(card)
             except RefusedError:
                 return None
-        return self._afus[interface_id]
+        return self._afus[card.interface_id]
 
     def problem(self, interface_id: InterfaceId) -> str:
         """Why there is no blank bitstream, as far as it was looked for; else empty."""

@@ -128,7 +128,7 @@ class HandProgrammer:
         names = await self._store.names()
         try:
             self._check(found.id, chosen)
-            loaded = await self._store.load(found.interface_id, bitstream_id)
+            loaded = await self._store.load(found.interface_id, bitstream_id, found.takes)
             async with operations.workers.lock(found.id):
                 try:
                     done = await self._work(found, chosen, loaded)
@@ -200,7 +200,7 @@ class HandProgrammer:
         self._check(card.id, region)
         if (one := await operations.living(ledger.left_on(card.id))) is not None:
             raise RefusedError(f"pod {one.pod}, which had a region of card {card.id}, still runs")
-        blank = await operations.blanks.load(card.interface_id)
+        blank = await operations.blanks.load(card)
         card = self._check(card.id, region)
         async with operations.work(card, [region], partial(self._check, card.id, region)) as work:
             await work.scrub([region], blank)

@@ -241,7 +241,7 @@ class Inventory:
         """AFU id of what a card's free regions are blanked with; None: with nothing."""
         if self._ledger.naming.serves_functions or not card.reprogrammable:
             return None
-        return await self._blanks.afu_id(card.interface_id)
+        return await self._blanks.afu_id(card)
 
     def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
         if self._ledger.cards.get(card.id) != card:

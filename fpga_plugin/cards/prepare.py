@@ -268,7 +268,7 @@ class Preparer:
         blank: Bitstream | None = None
         keeping = {r for r, want in plan.wants.items() if isinstance(want, Kept)}
         if any(region.id not in keeping for region in dirty):
-            blank = await operations.blanks.load(card.interface_id)
+            blank = await operations.blanks.load(card)
             self.check(plan)
         for region in regions:
             self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)

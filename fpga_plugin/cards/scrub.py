@@ -197,7 +197,7 @@ class Scrubber:
         reason = ""
         if not all(ledger.naming.keeps(region.id) for region in self._due(card)):
             try:
-                blank = _Blank(await self._operations.blanks.load(card.interface_id))
+                blank = _Blank(await self._operations.blanks.load(card))
             except RefusedError as error:
                 reason = error.message
         blanks: dict[RegionId, _Blank] = {}

@@ -36,7 +36,6 @@ from fpga_plugin.errors import (
     InvalidRequestError,
 )
 from fpga_plugin.hardware.backend import DriverSettings
-from fpga_plugin.hardware.image import expect
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     AfuId,
@@ -200,8 +199,7 @@ class Wants:
             card = await self._check_limits(region_id, request)
             name = (request.interface_id, request.file_id)
             if name not in loaded:
-                loaded[name] = await self._store.load(*name)
-            expect(loaded[name].image, card.takes, region_id)
+                loaded[name] = await self._store.load(*name, card.takes)
             check_asked(region_id, request.settings.clock, loaded[name])
             wants[region_id] = Want(loaded[name], request.settings)
         return wants

@@ -11,12 +11,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Container, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO, cast
 
 from fpga_plugin.bitstreams.files import read_bytes
 from fpga_plugin.bitstreams.kinds import image_of
+from fpga_plugin.bitstreams.places import all_places
 from fpga_plugin.bitstreams.store import Store, StoreEntry
 from fpga_plugin.daemon.logs import configure_logging
 from fpga_plugin.daemon.process import Daemon
@@ -24,6 +25,7 @@ from fpga_plugin.demo.double import EXTENDED, KubeletDouble
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import InterfaceId, known_resource
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
@@ -79,11 +81,10 @@ def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[Interfac
     """Those for which the store has a blank bitstream that the plugin takes."""
     found = set()
     for interface_id in kinds:
-        try:
-            store.check(interface_id, None)
-        except FpgaPluginError:
-            continue
-        found.add(interface_id)
+        for place in all_places(interface_id, None):
+            with suppress(FpgaPluginError):
+                store.check(place)
+                found.add(interface_id)
     return frozenset(found)
 
 
@@ -102,7 +103,7 @@ def made_for_real_cards(kinds: Container[InterfaceId], entries: Iterable[StoreEn
             contents, image = image_of(read_bytes(entry.path), entry.path)
         except FpgaPluginError:
             continue  # the plugin will say so
-        if image[:16].hex() != contents.afu_id:
+        if isinstance(image, RawImage) and image.data[:16].hex() != contents.afu_id:
             paths.append(entry.path)
     return paths
 

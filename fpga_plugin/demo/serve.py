@@ -86,9 +86,9 @@ async def pods_come_and_go(
         tell: what happens to pods.
     """
     afus = [
-        entry.metadata.afu_id
+        entry.contents.afu_id
         for entry in entries
-        if entry.interface_id == interface_id and entry.metadata is not None and not entry.blank
+        if entry.interface_id == interface_id and entry.contents is not None and not entry.blank
     ]
     traffic = _Traffic(node, tell)
     lives: set[asyncio.Task[None]] = set()

@@ -103,8 +103,8 @@ def _names(entries: Sequence[StoreEntry], aliases: _Aliases) -> Mapping[str, str
     """By AFU id; files that a port cannot tell apart share their names."""
     names: dict[str, list[str]] = {}
     for entry in entries:
-        if entry.metadata is not None:
-            of_afu = names.setdefault(entry.metadata.afu_id, [])
+        if entry.contents is not None:
+            of_afu = names.setdefault(entry.contents.afu_id, [])
             name = BLANK_NAME if entry.blank else _name(entry, aliases)
             if name and name not in of_afu and len(of_afu) < MOST_NAMES:
                 of_afu.append(name)
@@ -117,7 +117,7 @@ def _name(entry: StoreEntry, aliases: _Aliases) -> str:
         alias = aliases.get((entry.interface_id, entry.bitstream_id))
         if alias is not None:
             return alias
-    return "" if entry.metadata is None else printable_ascii(entry.metadata.clusters[0].name)
+    return "" if entry.contents is None else printable_ascii(entry.contents.name)
 
 
 def _listed(reader: StoreReader, entry: StoreEntry, aliases: _Aliases) -> Listed:
@@ -128,7 +128,7 @@ def _listed(reader: StoreReader, entry: StoreEntry, aliases: _Aliases) -> Listed
     return Listed(
         interface_id=entry.interface_id or "",
         bitstream_id="" if entry.blank else entry.bitstream_id or "",
-        afu_id=entry.metadata.afu_id if entry.metadata is not None else "",
+        afu_id=entry.contents.afu_id if entry.contents is not None else "",
         name=BLANK_NAME if entry.blank else _name(entry, aliases),
         size=entry.size,
         problem="" if problem is None else str(problem),

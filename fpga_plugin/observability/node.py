@@ -15,10 +15,12 @@ from fpga_plugin.allocation.journal.records import Ownership
 from fpga_plugin.allocation.names import FUNCTIONS_HINT, function_name, resource_names
 from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
 from fpga_plugin.bitstreams.manifest import InterfaceAliases
+from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
 from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
@@ -121,7 +123,7 @@ def look(settings: Settings) -> Node:
     blanks = settings.advertise is not Advertise.AF
     blanked = [card for card in cards if blanks and not left_alone[card.id]]
     called = _interfaces(settings)
-    no_blank = _no_blank(settings, {card.interface_id for card in blanked})
+    no_blank = _no_blank(settings, {card.interface_id: card.takes for card in blanked})
     exposed = exposure(settings)
     return Node(
         cards=tuple(
@@ -213,17 +215,26 @@ def _interfaces(settings: Settings) -> InterfaceAliases:
         return {}
 
 
-def _no_blank(settings: Settings, wanted: set[InterfaceId]) -> Mapping[InterfaceId, str]:
-    """Why there is no blank bitstream to use, for each interface id; empty where there is one."""
+def _no_blank(
+    settings: Settings, wanted: Mapping[InterfaceId, type[Image]]
+) -> Mapping[InterfaceId, str]:
+    """Why there is no blank bitstream to use, for each interface id; empty where there is one.
+
+    Args:
+        settings: where the store is.
+        wanted: by interface id what its cards' driver reads.
+    """
     store = Store(settings.bitstream_dir)
     trust = open_trust(settings, owner=False)
     reasons: dict[InterfaceId, str] = {}
-    for interface_id in wanted:
+    for interface_id, takes in wanted.items():
+        place = place_for(interface_id, None, takes)
         try:
-            trust.check_file(store.relative(store.check(interface_id, None)))
+            store.check(place)
+            trust.check_file(place.path)
             reasons[interface_id] = ""
         except BitstreamNotFoundError:
-            reasons[interface_id] = f"no blank bitstream at {store.blank_path(interface_id)}"
+            reasons[interface_id] = f"no blank bitstream at {store.at(place)}"
         except FpgaPluginError as error:
             reasons[interface_id] = str(error)
     return reasons

@@ -1,0 +1,224 @@
+"""xclbin: what AMD's Vitis builds for an Alveo card, and XRT's driver loads as a whole.
+
+Little endian; layout: `struct axlf` in src/runtime_src/core/include/xrt/detail/xclbin.h of
+Xilinx/XRT at 963c58ee, from which the facts here are:
+
+    0    8 bytes   `xclbin2` and a null byte
+    8    s32       bytes of a signature at the end, -1: none
+    304  u64       bytes of the file
+    332  u16       mode; 1: for a partial region, 0: flat, for the whole device
+    352  64 bytes  platform (vendor, board, name, version)
+    416  16 bytes  uuid: names the image, and is what the driver shows once it is loaded
+    448  u32       sections
+    456  ...       40 bytes a section: u32 kind, 16 bytes name, 4 unused, u64 offset, u64 bytes
+
+Of the sections BITSTREAM is programmed, PARTITION_METADATA names the shell (`xclbin_shell`),
+EMBEDDED_METADATA has the kernels (`xclbin_kernels`), IP_LAYOUT the compute units and MEM_TOPOLOGY
+the memories (`xclbin_tables`).
+
+Everything is checked before it is believed, and no image is read: only the tables, of which each
+has a limit. Any bytes give a value or a `BitstreamError`.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
+from fpga_plugin.bitstreams.xclbin_shell import read_interface
+from fpga_plugin.bitstreams.xclbin_tables import has_dataflow, printable, read_banks
+from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.hardware.image import Kernel, MemoryBank
+from fpga_plugin.ids import AfuId, InterfaceId
+
+MAGIC = b"xclbin2\0"
+
+HEADER_BYTES = 456
+"""What is before the table of sections."""
+
+MAX_SECTIONS = 256
+"""A file has some twenty; the format allows 65536."""
+
+_SIGNATURE = struct.Struct("<i")
+_SIGNATURE_AT = 8
+_NO_SIGNATURE = -1
+_HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI")
+_HEADER_AT = 304
+_SECTION = struct.Struct("<I16s4xQQ")
+
+_PR_MODE = 1
+_MODES = {
+    0: "flat: it is for the whole device, and XRT's driver would program nothing",
+    2: "tandem: it is the second half of a shell",
+    3: "tandem: it is the second half of a shell",
+    4: "hardware emulation",
+    5: "software emulation",
+    6: "hardware emulation",
+}
+"""`enum XCLBIN_MODE`."""
+
+_BITSTREAM, _XML, _MEM_TOPOLOGY, _IP_LAYOUT = 0, 2, 6, 8
+_VERSAL, _PARTITION = frozenset({18, 19}), 20
+_KINDS = {
+    _BITSTREAM: "BITSTREAM",
+    _XML: "EMBEDDED_METADATA",
+    _MEM_TOPOLOGY: "MEM_TOPOLOGY",
+    _IP_LAYOUT: "IP_LAYOUT",
+    _PARTITION: "PARTITION_METADATA",
+}
+"""`enum axlf_section_kind`, as far as it is used."""
+
+_AGAIN = "the file is cut off or damaged; copy or build it again"
+_VITIS = "build it with `v++ --link` for the platform of the card"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section that has content.
+
+    Attributes:
+        kind: as the format numbers it.
+        name: the kind's, or what the file calls it; foreign text, printable.
+        content: where its bytes are; they are not read.
+    """
+
+    kind: int
+    name: str
+    content: ByteRange
+
+
+@dataclass(frozen=True, slots=True)
+class XclbinFacts:
+    """What an xclbin says of itself.
+
+    Attributes:
+        uuid: its name, and what the driver shows once it is loaded.
+        interface_id: the shell that it was built for.
+        name: of the project, for people; foreign text.
+        platform_name: VBNV, for people; foreign text.
+        version: of the XRT that it was built with (`2.19.0`); 0 where the tool wrote none.
+        image_bytes: of the section that is programmed.
+        kernels, slot_size, dataflow, banks: as `hardware.image.Xclbin` has them.
+        sections: name and bytes of each; the names are foreign text.
+    """
+
+    uuid: AfuId
+    interface_id: InterfaceId
+    name: str
+    platform_name: str
+    version: str
+    image_bytes: int
+    kernels: tuple[Kernel, ...]
+    slot_size: int
+    dataflow: bool
+    banks: tuple[MemoryBank, ...]
+    sections: tuple[tuple[str, int], ...]
+
+
+def read_xclbin(file: ByteRange) -> XclbinFacts:
+    """Read an xclbin's header, tables and metadata.
+
+    Raises:
+        BitstreamError: this is no xclbin that can be used; the message says what and where.
+    """
+    head = file.read(0, HEADER_BYTES)
+    if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
+        raise BitstreamError(
+            f"{file.where}: no xclbin: {file.size} bytes that begin {head[:8].hex()}; the header"
+            f" alone has {HEADER_BYTES}, and begins {MAGIC.hex()}",
+            hint=_AGAIN,
+        )
+    (signature,) = _SIGNATURE.unpack_from(head, _SIGNATURE_AT)
+    length, _, _, patch, major, minor, mode, _, _, platform, uuid, _, count = _HEADER.unpack_from(
+        head, _HEADER_AT
+    )
+    if signature != _NO_SIGNATURE:
+        raise BitstreamError(
+            f"{file.where}: has a signature of {signature} bytes inside, which only the driver of a"
+            " card can check",
+            hint="take the file from before `xclbinutil --add-signature`, and sign it with"
+            " `fpga-plugin bitstream sign`",
+        )
+    if length != file.size:
+        raise BitstreamError(
+            f"{file.where}: says that it has {length} bytes, and has {file.size}", hint=_AGAIN
+        )
+    if mode != _PR_MODE:
+        what = _MODES.get(mode, "unknown")
+        raise BitstreamError(f"{file.where}: its mode is {mode}, {what}", hint=_VITIS)
+    if len(set(uuid)) == 1 and uuid[0] in {0x00, 0xFF}:
+        raise BitstreamError(
+            f"{file.where}: the uuid at byte 416 is {uuid.hex()}, which names nothing", hint=_VITIS
+        )
+    sections = _sections(file, count)
+    image = _section(sections, _BITSTREAM, file.where)
+    units, banks = (_only(sections, kind, file.where) for kind in (_IP_LAYOUT, _MEM_TOPOLOGY))
+    kernels = read_kernels(_section(sections, _XML, file.where))
+    return XclbinFacts(
+        uuid=AfuId(uuid.hex()),
+        interface_id=read_interface(_section(sections, _PARTITION, file.where)),
+        name=kernels.name,
+        platform_name=printable(platform),
+        version=f"{major}.{minor}.{patch}",
+        image_bytes=image.size,
+        kernels=kernels.kernels,
+        slot_size=kernels.slot_size,
+        dataflow=units is not None and has_dataflow(units),
+        banks=() if banks is None else read_banks(banks),
+        sections=tuple((section.name, section.content.size) for section in sections),
+    )
+
+
+def _sections(file: ByteRange, count: int) -> tuple[Section, ...]:
+    """The sections that have content, in the table's order; none reaches into another."""
+    if not 1 <= count <= MAX_SECTIONS:
+        raise BitstreamError(
+            f"{file.where}: would have {count} sections; 1 to {MAX_SECTIONS} are read", hint=_AGAIN
+        )
+    begin = HEADER_BYTES + count * _SECTION.size
+    table = file.read(HEADER_BYTES, count * _SECTION.size)
+    if len(table) < count * _SECTION.size:
+        raise BitstreamError(f"{file.where}: ends inside its table of sections", hint=_AGAIN)
+    found = []
+    for kind, name, offset, size in _SECTION.iter_unpack(table):
+        if not size:
+            continue
+        what = _KINDS.get(kind) or printable(name) or f"of kind {kind}"
+        if not begin <= offset <= offset + size <= file.size:
+            raise BitstreamError(
+                f"{file.where}: section {what} would be at byte {offset}, {size} bytes, and there"
+                f" is content from {begin} to {file.size}",
+                hint=_AGAIN,
+            )
+        found.append(Section(kind, what, file.part(offset, size)))
+    end = begin
+    for section in sorted(found, key=lambda one: one.content.start):
+        if section.content.start - file.start < end:
+            raise BitstreamError(
+                f"{file.where}: section {quote(section.name)} begins inside another", hint=_AGAIN
+            )
+        end = section.content.start - file.start + section.content.size
+    return tuple(found)
+
+
+def _only(sections: tuple[Section, ...], kind: int, where: str) -> ByteRange | None:
+    """The one section of a kind; None: there is none."""
+    found = [section.content for section in sections if section.kind == kind]
+    if len(found) > 1:
+        raise BitstreamError(
+            f"{where}: has {len(found)} sections {_KINDS[kind]}",
+            hint="XRT's driver would use the first: build a file with one partition",
+        )
+    return found[0] if found else None
+
+
+def _section(sections: tuple[Section, ...], kind: int, where: str) -> ByteRange:
+    """The one section of a kind."""
+    if (found := _only(sections, kind, where)) is not None:
+        return found
+    if kind == _BITSTREAM and any(section.kind in _VERSAL for section in sections):
+        raise BitstreamError(
+            f"{where}: is for a Versal device (it has a PDI in place of a bitstream)",
+            hint="cards with UltraScale+ devices are served: U50, U55C, U200, U250, U280",
+        )
+    raise BitstreamError(f"{where}: has no section {_KINDS[kind]}", hint=_VITIS)
