@@ -74,12 +74,12 @@ fleet: ## hundreds of plugins with one real API server and scheduler (takes Go; 
 	@$(PYTHON) tests/dra/fleet.py $(FLEET_ARGS)
 
 .PHONY: image
-image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=...)
+image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=..., TOOL=buildah)
 	@[[ "$${BASE:-}" =~ @sha256:[0-9a-f]{64}$$ ]] || { \
 	  echo 'image: BASE has to name a Debian release with its digest, so that the same source makes the same' >&2; \
 	  echo '  image: make image BASE=debian:bookworm-slim@sha256:... (the digest: docker pull debian:bookworm-slim)' >&2; \
 	  exit 2; }; \
-	tool=$$(command -v docker || command -v podman || command -v buildah) || \
+	tool=$${TOOL:-$$(command -v docker || command -v podman || command -v buildah)} || \
 	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
 	[[ -n $$(git status --porcelain 2>&1) ]] || revision=$$(git rev-parse HEAD); \
 	$$tool build --build-arg "BASE=$$BASE" --build-arg "REVISION=$${revision:-}" --tag $${IMAGE:-fpga-plugin:$(VERSION)} .
@@ -198,13 +198,17 @@ docs: ## write docs/configuration.md, the chart's schema and those of --json aga
 	@$(PYTHON) deploy/helm/settings_schema.py
 	@$(PYTHON) -m fpga_plugin.commands.schemas docs/schema
 
+UV_COMPILE = .cache/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+  --no-annotate --no-emit-index-url --no-emit-find-links
+
 .PHONY: lock
-lock: ## pin what the image takes from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)
+lock: ## pin what image and development tools take from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)
 	@bash .ci/setup dev
 	@$(PYTHON) -m pip install --quiet --upgrade --target .cache/lock uv
-	@.cache/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-	  --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
-	  --output-file deploy/image/requirements.lock $(LOCK_ARGS)
+	@$(UV_COMPILE) pyproject.toml --output-file deploy/image/requirements.lock $(LOCK_ARGS)
+	@$(UV_COMPILE) --group build --output-file .ci/build.lock $(LOCK_ARGS)
+	@$(UV_COMPILE) --group dev --constraints deploy/image/requirements.lock --constraints .ci/build.lock \
+	  --output-file .ci/dev.lock $(LOCK_ARGS)
 
 .PHONY: clean
 clean: ## remove what the other targets made
