@@ -11,6 +11,9 @@ A source whose name has 40 digits becomes an AOCX file: that is the hash which n
 file is packed as the OpenCL compiler would (`fpga_plugin/bitstreams/aocx.py` has the layout). The
 plugin only reads bitstreams, so what writes them is here. For a real card, OPAE's `packager` writes
 GBS files.
+
+A source with a uuid becomes an xclbin file, whose image is the same. XRT's own drivers load it on a
+fake card. Its maker is the tests' (`tests/doubles/xclbins.py`); for a real card, `v++` writes them.
 """
 
 import argparse
@@ -18,7 +21,9 @@ import json
 import struct
 import sys
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fpga_plugin.bitstreams.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
 from fpga_plugin.bitstreams.gbs import GUID
@@ -80,18 +85,52 @@ def aocx(gbs_file: bytes, name: str) -> bytes:
     return elf((HASH_SECTION, name.encode()), (BINARY_SECTION, binary))
 
 
+def xclbin(source: Mapping[str, Any], image: bytes, interface_id: str) -> bytes:
+    """The xclbin file of an image."""
+    sys.path.append(str(SOURCES.parents[1] / "tests"))
+    from doubles import xclbins
+
+    kernels, layout = [], []
+    for one in source["kernels"]:
+        kernels.append(xclbins.kernel(one["name"], one["arguments"], instances=one["instances"]))
+        control = 0x100 if one["dataflow"] else 0  # AP_CTRL_CHAIN, AP_CTRL_HS
+        for n in range(one["instances"]):
+            base = 0x10000 * (len(layout) + 1)
+            layout.append((xclbins.KERNEL, control, base, f"{one['name']}:{one['name']}_{n}"))
+    banks = [
+        (bank["type"], bank["used"], bank["kibibytes"], int(bank["base"], 16), bank["tag"])
+        for bank in source["memory"]
+    ]
+    sections = xclbins.parts(
+        image=image,
+        xml=xclbins.metadata(*kernels, name=source["name"]),
+        interface=xclbins.partition(interface_id),
+        banks=xclbins.memory(*banks),
+        layout=xclbins.units(*layout),
+    )
+    return xclbins.axlf(sections.values(), source["uuid"], platform=source["platform"])
+
+
+def sample(source: Path) -> tuple[bytes, str]:
+    """The file of a source, and its name's ending."""
+    metadata, description = json.loads(source.read_text()), source.with_suffix(".txt").read_bytes()
+    if "uuid" in metadata:
+        logic = image(description, metadata["uuid"])
+        return xclbin(metadata, logic, source.parent.name), ".xclbin"
+    cluster = metadata["afu-image"]["accelerator-clusters"][0]
+    afu_id = parse_afu_id(cluster["accelerator-type-uuid"])
+    data = gbs(metadata, image(description, afu_id))
+    if len(source.stem) == HASH_DIGITS:
+        return aocx(data, source.stem), ".aocx"
+    return data, ".gbs"
+
+
 def build(store: Path) -> int:
     """Build every sample into a store; returns the exit code."""
     parser = argparse.ArgumentParser()
     add_bitstream_parser(parser.add_subparsers(required=True), str(store))
     for source in sorted(SOURCES.glob("*/*.json")):
-        metadata = json.loads(source.read_text())
-        cluster = metadata["afu-image"]["accelerator-clusters"][0]
-        afu_id = parse_afu_id(cluster["accelerator-type-uuid"])
-        data = gbs(metadata, image(source.with_suffix(".txt").read_bytes(), afu_id))
-        ending = ".gbs"
-        if len(source.stem) == HASH_DIGITS:
-            data, ending = aocx(data, source.stem), ".aocx"
+        data, ending = sample(source)
         target = store / source.relative_to(SOURCES).with_suffix(ending)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)

@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import replace
 
-from fpga_plugin.bitstreams.facts import FOREIGN, facts_of, lines_of, parts_of
+from fpga_plugin.bitstreams.facts import FOREIGN, StoredView, facts_of, inspected, lines_of
 from fpga_plugin.bitstreams.files import Content, Progress, no_progress
 from fpga_plugin.bitstreams.install import install, remove
 from fpga_plugin.bitstreams.kinds import BLANK, Contents
@@ -55,15 +55,7 @@ def show_store(args: argparse.Namespace) -> int:
     entries = [entry for entry, _ in judged]
     names = _names(store, args)
     if args.json:
-        shown = [
-            {
-                **_entry_json(entry),
-                "alias": _alias(entry, names),
-                "interface_alias": names.interfaces.get(InterfaceId(entry.interface_id or "")),
-                "trust": trust,
-            }
-            for entry, trust in judged
-        ]
+        shown = [_stored(entry, names, trust) for entry, trust in judged]
         print(json.dumps(shown, indent=2))
         return DONE
     if not entries:
@@ -86,19 +78,11 @@ def show_store(args: argparse.Namespace) -> int:
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
     contents, content = look(args.file, _progress(args.file))
-    facts: dict[str, object] = {
-        "file": args.file,
-        "bytes": content.size,
-        "format": contents.kind.ending,
-        "bitstream_id": contents.bitstream_id,
-        "image_bytes": contents.image_bytes,
-        "sha256": content.sha256,
-        **facts_of(contents),
-    }
+    view = inspected(args.file, contents, content)
     if args.json:
-        sections = [{"name": name, "bytes": size} for name, size in contents.sections]
-        print(json.dumps({**facts, **parts_of(contents), "sections": sections}, indent=2))
+        print(json.dumps(view, indent=2))
         return DONE
+    facts = {name: value for name, value in view.items() if not isinstance(value, list)}
     width = max(map(len, facts))
     for name, value in facts.items():
         foreign = name in FOREIGN and value is not None
@@ -106,8 +90,6 @@ def show_file(args: argparse.Namespace) -> int:
         print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
     for what, line in lines_of(contents):
         print(f"{what.ljust(width)}  {_plain(line)}")
-    for section, size in contents.sections:
-        print(f"{'section'.ljust(width)}  {_plain(section)}, {size} bytes")
     return DONE
 
 
@@ -367,7 +349,7 @@ def _row(entry: StoreEntry, names: Names) -> tuple[str, str, str, str]:
     )
 
 
-def _entry_json(entry: StoreEntry) -> dict[str, object]:
+def _stored(entry: StoreEntry, names: Names, trust: str) -> StoredView:
     problem = entry.problem
     return {
         "path": entry.path,
@@ -377,6 +359,9 @@ def _entry_json(entry: StoreEntry) -> dict[str, object]:
         "bytes": entry.size,
         "metadata": facts_of(entry.contents) if entry.contents else None,
         "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
+        "alias": _alias(entry, names),
+        "interface_alias": names.interfaces.get(InterfaceId(entry.interface_id or "")),
+        "trust": trust,
     }
 
 

@@ -1,11 +1,10 @@
-"""What a bitstream says of itself, for `bitstream inspect` and `list`: for scripts and for people.
+"""What `bitstream inspect` and `list` show of a bitstream: for scripts and for people."""
 
-The names of the first ten facts of GBS and AOCX files are those of every version of the plugin.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import NotRequired, TypedDict, cast
 
+from fpga_plugin.bitstreams.files import Content
 from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.bitstreams.xclbin import XclbinFacts
 from fpga_plugin.errors import quote
@@ -18,56 +17,174 @@ _ARGUMENTS = 8
 """Arguments of a kernel that a line names."""
 
 
-def facts_of(contents: Contents) -> Mapping[str, object]:
-    """Facts with one value each, as JSON has them."""
-    facts: dict[str, object] = {
-        "interface_id": contents.interface_id,
-        "afu_id": contents.afu_id,
-        "name": contents.name,
-    }
-    details = contents.details
-    if isinstance(details, XclbinFacts):
-        return facts | {
-            "platform_name": contents.platform_name,
-            "xrt_version": details.version,
-            "dataflow": details.dataflow,
-            "slot_size": details.slot_size,
-        }
-    return facts | {
-        "total_contexts": details.clusters[0].total_contexts,
-        "platform_name": contents.platform_name,
-        "power": details.power,
-        "clock_frequency_high": details.clock_frequency_high,
-        "clock_frequency_low": details.clock_frequency_low,
-        "top_interface": details.top_interface,
-        "version": details.version,
-    }
+class FactsView(TypedDict):
+    """What a file says of itself.
+
+    GBS and AOCX files have `total_contexts` to `version`, the version of their metadata's schema;
+    xclbin files have `xrt_version`, of the XRT that they were built with, to `slot_size`.
+    """
+
+    interface_id: str
+    afu_id: str
+    name: str
+    platform_name: str | None
+    total_contexts: NotRequired[int]
+    power: NotRequired[float | None]
+    clock_frequency_high: NotRequired[float | str | None]
+    clock_frequency_low: NotRequired[float | str | None]
+    top_interface: NotRequired[str | None]
+    version: NotRequired[int]
+    xrt_version: NotRequired[str]
+    dataflow: NotRequired[bool]
+    slot_size: NotRequired[int]
 
 
-def parts_of(contents: Contents) -> Mapping[str, object]:
-    """Facts that are lists, as JSON has them."""
+class AcceleratorView(TypedDict):
+    """One accelerator of a GBS or AOCX file."""
+
+    afu_id: str
+    name: str
+    total_contexts: int
+
+
+class ArgumentView(TypedDict):
+    """An argument of a kernel: bytes from the start of its registers, and how many."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class KernelView(TypedDict):
+    """A kernel of an xclbin, as XRT's driver is given it; `address_range` is in bytes."""
+
+    name: str
+    address_range: int
+    software_reset: bool
+    arguments: list[ArgumentView]
+
+
+class MemoryView(TypedDict):
+    """A memory of an xclbin's topology, in bytes.
+
+    `clearable`: a scrub with this file as the blank bitstream clears it.
+    """
+
+    tag: str
+    type: str
+    used: bool
+    on_card: bool
+    base: int
+    size: int
+    clearable: bool
+
+
+class SectionView(TypedDict):
+    """A section of an AOCX or xclbin file."""
+
+    name: str
+    bytes: int
+
+
+class InspectedView(FactsView):
+    """A file; `accelerators` of GBS and AOCX, `kernels` and `memory_banks` of xclbin files."""
+
+    file: str
+    bytes: int
+    format: str
+    bitstream_id: str
+    image_bytes: int
+    sha256: str
+    accelerators: NotRequired[list[AcceleratorView]]
+    kernels: NotRequired[list[KernelView]]
+    memory_banks: NotRequired[list[MemoryView]]
+    sections: list[SectionView]
+
+
+class ProblemView(TypedDict):
+    """Why the plugin does not use a file, and what to do."""
+
+    message: str
+    hint: str
+
+
+class StoredView(TypedDict):
+    """A file of a store; `trust` says why it is trusted, and is empty where it is not."""
+
+    path: str
+    interface_id: str | None
+    bitstream_id: str | None
+    blank: bool
+    bytes: int | None
+    metadata: FactsView | None
+    problem: ProblemView | None
+    alias: str | None
+    interface_alias: str | None
+    trust: str
+
+
+def facts_of(contents: Contents) -> FactsView:
+    """What a file says of itself, in one value each."""
+    details = contents.details
+    facts = FactsView(
+        interface_id=contents.interface_id,
+        afu_id=contents.afu_id,
+        name=contents.name,
+        platform_name=contents.platform_name,
+    )
+    if isinstance(details, XclbinFacts):
+        facts["xrt_version"] = details.version
+        facts["dataflow"] = details.dataflow
+        facts["slot_size"] = details.slot_size
+    else:
+        facts["total_contexts"] = details.clusters[0].total_contexts
+        facts["power"] = details.power
+        facts["clock_frequency_high"] = details.clock_frequency_high
+        facts["clock_frequency_low"] = details.clock_frequency_low
+        facts["top_interface"] = details.top_interface
+        facts["version"] = details.version
+    return facts
+
+
+def inspected(file: str, contents: Contents, content: Content) -> InspectedView:
+    """All that a file says of itself."""
+    of_file = {
+        "file": file,
+        "bytes": content.size,
+        "format": contents.kind.ending,
+        "bitstream_id": contents.bitstream_id,
+        "image_bytes": contents.image_bytes,
+        "sha256": content.sha256,
+    }
+    view = cast("InspectedView", of_file | facts_of(contents))
+    view["sections"] = [SectionView(name=name, bytes=size) for name, size in contents.sections]
     details = contents.details
     if isinstance(details, XclbinFacts):
-        banks = [asdict(bank) | {"clearable": bank.clearable} for bank in details.banks]
-        return {"kernels": [asdict(kernel) for kernel in details.kernels], "memory_banks": banks}
-    return {"accelerators": [asdict(cluster) for cluster in details.clusters]}
+        view["kernels"] = [cast("KernelView", asdict(kernel)) for kernel in details.kernels]
+        view["memory_banks"] = [
+            cast("MemoryView", asdict(bank) | {"clearable": bank.clearable})
+            for bank in details.banks
+        ]
+    else:
+        view["accelerators"] = [cast("AcceleratorView", asdict(one)) for one in details.clusters]
+    return view
 
 
 def lines_of(contents: Contents) -> Iterator[tuple[str, str]]:
-    """The same lists for people: what a line is about, and the line."""
+    """The lists of `inspected` for people: what a line is about, and the line."""
     details = contents.details
     if isinstance(details, XclbinFacts):
         for kernel in details.kernels:
             yield "kernel", _of_kernel(kernel)
         for bank in details.banks:
             yield "memory", _of_bank(bank)
-        return
-    # The first one is among the facts: it is what a port shows, and what names a GBS file.
-    for each in details.clusters[1:]:
-        yield (
-            "and accelerator",
-            f"{each.afu_id}  {quote(each.name)}, total contexts {each.total_contexts}",
-        )
+    else:
+        # The first one is among the facts: it is what a port shows, and what names a GBS file.
+        for each in details.clusters[1:]:
+            contexts = each.total_contexts
+            yield "and accelerator", f"{each.afu_id}  {quote(each.name)}, total contexts {contexts}"
+    for section, size in contents.sections:
+        yield "section", f"{section}, {size} bytes"
 
 
 def _of_kernel(kernel: Kernel) -> str:
@@ -85,7 +202,8 @@ def _of_kernel(kernel: Kernel) -> str:
 def _of_bank(bank: MemoryBank) -> str:
     name = f"{quote(bank.tag)}, {bank.type}"
     if bank.clearable:
-        return f"{name}, {bank.size} bytes at {bank.base:#x}: a blank bitstream with it clears it"
+        where = f"{bank.size} bytes at {bank.base:#x}"
+        return f"{name}, {where}: a scrub with this file as the blank clears it"
     if not bank.on_card:
         return f"{name}: no memory of the card with addresses"
-    return f"{name}, {bank.size} bytes at {bank.base:#x}: not used, so a blank does not clear it"
+    return f"{name}: not used, so a scrub with this file as the blank leaves it as it is"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OF_PATH = "PATH=NAME with PATH <interface id>/<bitstream id>.gbs or .aocx"
+_OF_PATH = "PATH=NAME with PATH <interface id>/<bitstream id>.gbs, .aocx or .xclbin"
 
 _WIDTH = 78  # of a description; of options it is the terminal's
 
@@ -60,7 +60,8 @@ def add_bitstream_parser(
         "bitstream",
         help="look after bitstreams and the store",
         description="Look after bitstreams and the store: the directory in which the plugin finds"
-        " <interface id>/<bitstream id>.gbs, and <interface id>/blank.gbs to deprogram a region.",
+        " <interface id>/<bitstream id>.gbs, .aocx or .xclbin, and <interface id>/blank.gbs or"
+        " blank.xclbin to deprogram a region.",
     )
     parser.set_defaults(
         bitstream_default=default_store,
@@ -112,8 +113,10 @@ def _add_inspect(commands: "Subparsers") -> None:
         "inspect",
         run=actions.show_file,
         summary="show what a file says of itself",
-        description="Show what a GBS or AOCX file says of itself: ids, every accelerator, the size"
-        " of the image, the sections of an AOCX file, and the file's SHA-256.",
+        description="Show what a GBS, AOCX or xclbin file says of itself: ids, the size of the"
+        " image, every accelerator or kernel, an xclbin's memories, and which of them a scrub"
+        " clears with this file as the blank bitstream, the sections of an AOCX or xclbin file,"
+        " and the file's SHA-256.",
         example="fpga-plugin bitstream inspect hello_afu.gbs",
     )
     parser.add_argument("file", metavar="FILE")
@@ -153,9 +156,10 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
         "install",
         run=actions.install_file,
         summary="copy a file to its place in the store",
-        description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, or an AOCX file to"
-        " <store>/<interface id>/<hash>.aocx, the ids from what is in it, in one step for whoever"
-        " reads the store. FILE.sig goes with it. A file that"
+        description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, an AOCX file to"
+        " <store>/<interface id>/<hash>.aocx, or an xclbin to <store>/<interface id>/<uuid>.xclbin,"
+        " the ids from what is in it, in one step for all that read the store. FILE.sig goes with"
+        " it. A file that"
         " the store's manifest knows otherwise, or whose signature is wrong, is refused.",
         example="fpga-plugin bitstream install --blank null_a10.gbs",
     )
@@ -164,7 +168,8 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
     parser.add_argument(
         "--blank",
         action="store_true",
-        help="install it as blank.gbs, with which regions of its interface id are deprogrammed",
+        help="install it as blank.gbs or blank.xclbin, with which regions of its interface id are"
+        " deprogrammed",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace a different file that has the place"

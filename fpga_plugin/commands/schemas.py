@@ -10,11 +10,14 @@ from typing import Final
 
 import msgspec
 
+from fpga_plugin.bitstreams.facts import InspectedView, StoredView
 from fpga_plugin.commands.card_list import Listing
 from fpga_plugin.commands.card_show import Shown
 from fpga_plugin.observability.schema import CardStateView, HistoryView, ProgrammedView, StatusView
 
 SCHEMAS: Final = {
+    "bitstream-inspect": InspectedView,
+    "bitstream-list": list[StoredView],
     "card-list": Listing,
     "card-show": Shown,
     "card-state": CardStateView,

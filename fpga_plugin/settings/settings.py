@@ -334,8 +334,8 @@ class Settings:
         "/srv/intel.com/fpga",
         parse_path,
         _PATH,
-        "The store of bitstreams: `<interface id>/<bitstream id>.gbs` or `.aocx`, and "
-        "`<interface id>/blank.gbs`.",
+        "The store of bitstreams: `<interface id>/<bitstream id>.gbs`, `.aocx` or `.xclbin`, and "
+        "`<interface id>/blank.gbs` or `blank.xclbin`.",
     )
     trust: TrustMode = _setting(
         "FPGA_PLUGIN_TRUST",

@@ -8,21 +8,27 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import msgspec
+from doubles import xclbins
 from doubles.bitstreams import AFU, DOCUMENT, GBS, INTERFACE, aocx, elf
 from target import Target, pairs
 
 from fpga_plugin import ids
 from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.device_tree import nodes
 from fpga_plugin.bitstreams.elf import sections
-from fpga_plugin.bitstreams.kinds import image_of
+from fpga_plugin.bitstreams.facts import inspected, lines_of
+from fpga_plugin.bitstreams.files import content_of
+from fpga_plugin.bitstreams.gbs_metadata import parse_metadata
+from fpga_plugin.bitstreams.kinds import XCLBIN, image_of
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstreams.metadata import parse_metadata
 from fpga_plugin.bitstreams.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstreams.signatures import load_keys
 from fpga_plugin.bitstreams.trust import Trust
+from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
+from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask
 from fpga_plugin.settings.settings import TrustMode, load_settings
@@ -42,8 +48,30 @@ def scratch(name: str, data: bytes) -> str:
 def _bitstream(data: bytes) -> None:
     with suppress(BitstreamError):
         found, image = image_of(data, "f")
-        assert image
+        assert image.data
         assert ids.parse_bitstream_id(found.bitstream_id) == found.bitstream_id
+
+
+def _xclbin(data: bytes) -> None:
+    with suppress(BitstreamError):
+        found, image = image_of(data, "f")
+        assert isinstance(image, Xclbin) or found.kind is not XCLBIN
+        list(lines_of(found))
+        msgspec.json.encode(inspected("f", found, content_of(data)))
+
+
+def _kernels(data: bytes) -> None:
+    with suppress(BitstreamError):
+        found = read_kernels(ByteRange.of_bytes(data, "f"))
+        assert 512 <= found.slot_size <= 65536
+        for kernel in found.kernels:
+            sizes = [argument.offset + argument.size for argument in kernel.arguments]
+            assert all(0 <= size < 1 << 33 for size in sizes)
+
+
+def _device_tree(data: bytes) -> None:
+    with suppress(BitstreamError):
+        assert [node.path for node in nodes(data, where="f")][-1] == ()
 
 
 def _packed(data: bytes) -> None:
@@ -185,6 +213,45 @@ _WORDS_OF_SETTINGS = tuple(
 
 TARGETS = {
     "bitstream": Target(_bitstream, (GBS, aocx(gzip.compress(GBS, mtime=0))), _SECTIONS),
+    "xclbin": Target(
+        _xclbin,
+        (
+            xclbins.xclbin(),
+            xclbins.axlf(
+                xclbins.parts(
+                    image=b"",
+                    xml=xclbins.metadata(xclbins.kernel("k", (), registers=None)),
+                    banks=xclbins.memory((1, 1, 1, 0, "bank0"), (3, 1, 1, 0, "s")),
+                    layout=xclbins.units((1, 0x100, 0, "k:k")),
+                ).values()
+            ),
+        ),
+        (b"xclbin2\0", b"\xff" * 4, b"interface_uuid\0", b"\0\0\0\x03", b"<kernel", b"HOST[0]"),
+    ),
+    "kernels": Target(
+        _kernels,
+        (
+            xclbins.metadata(xclbins.kernel()),
+            xclbins.metadata(
+                xclbins.kernel("a", (("x", "", 0, 4), ("y", 0, 8, 4), ("z", 0, "0x4", 4))),
+                xclbins.kernel("b", (), registers=None, instances=9, swReset="true"),
+            ),
+        ),
+        tuple(
+            word.encode()
+            for word in (
+                *("<project", "<platform", "<device", "<core", "<kernel", "<arg", "<port", "/>"),
+                *("<instance", "<addrRemap", ' name="', ' mode="slave"', ' range="0x', ' id="'),
+                *(' offset="', ' size="', ' base="', ' swReset="true"', "<!DOCTYPE", "<![CDATA["),
+                *("<!--", "-->", "&#x41;", "&amp;", "0xFFFFFFFF", "<?xml version='1.0'?>", "]]>"),
+            )
+        ),
+    ),
+    "device-tree": Target(
+        _device_tree,
+        (xclbins.partition(xclbins.ALVEO), xclbins.device_tree(("", {}, ()), version=16)),
+        (b"\xd0\x0d\xfe\xed", b"\0\0\0\x01", b"\0\0\0\x02", b"\0\0\0\x03", b"\0\0\0\x09"),
+    ),
     "packed": Target(_packed, (GBS, gzip.compress(GBS, mtime=0)), _METADATA),
     "elf": Target(_elf, (elf((".a", b"x")),), _SECTIONS),
     "metadata": Target(_metadata, (json.dumps(DOCUMENT).encode(),), _METADATA),

@@ -27,7 +27,7 @@ from ledger_world import (
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
 from fpga_plugin.policy.file import PolicyFile
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
@@ -40,8 +40,10 @@ class RememberedImages(Images):
         self.loaded: list[weakref.ref[Bitstream]] = []
         self.mislabelled: AfuId | None = None
 
-    async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
-        image = await super().load(interface_id, bitstream_id)
+    async def load(
+        self, interface_id: InterfaceId, bitstream_id: BitstreamId, takes: type[Image] = RawImage
+    ) -> Bitstream:
+        image = await super().load(interface_id, bitstream_id, takes)
         if self.mislabelled is not None:
             image = replace(image, image=RawImage(self.mislabelled.encode()))
         self.loaded.append(weakref.ref(image))

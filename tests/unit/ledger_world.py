@@ -552,15 +552,19 @@ class Images:
     has_blank = True
     known_names = Names()
 
-    async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+    async def load(
+        self, interface_id: InterfaceId, bitstream_id: BitstreamId, takes: type[Image] = RawImage
+    ) -> Bitstream:
         return await asyncio.to_thread(lambda: _bitstream(interface_id, AfuId(bitstream_id)))
 
-    async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+    async def blank(
+        self, interface_id: InterfaceId, takes: type[Image] = RawImage
+    ) -> Bitstream | None:
         return await asyncio.to_thread(
             lambda: _bitstream(interface_id, BLANK) if self.has_blank else None
         )
 
-    def blank_path(self, interface_id: InterfaceId) -> str:
+    def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
         return f"/srv/{interface_id}/blank.gbs"
 
 

@@ -37,10 +37,10 @@ TORN = AfuId("bad" + "0" * 29)
 class Files(Images):
     """`StoreReader` whose images begin with their AFU id; one is torn."""
 
-    async def load(self, interface_id, bitstream_id):
+    async def load(self, interface_id, bitstream_id, takes):
         return self._of(interface_id, AfuId(bitstream_id))
 
-    async def blank(self, interface_id):
+    async def blank(self, interface_id, takes):
         return self._of(interface_id, BLANK)
 
     @staticmethod

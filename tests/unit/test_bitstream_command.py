@@ -21,9 +21,11 @@ from doubles.samples import SAMPLES
 
 from fpga_plugin.bitstreams import actions
 from fpga_plugin.bitstreams.manifest import MAX_VERSION, parse_manifest, write_manifest
+from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
+from fpga_plugin.hardware.image import RawImage
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 AFU = "850adcc26ceb4b229722d43375b61c66"
@@ -123,8 +125,8 @@ def test_install_puts_a_file_where_the_store_finds_it(run, store):
         assert run("install", file, *options)[0] == 0
 
     loaded = Store(str(store))
-    assert loaded.check(INTERFACE, AFU) == str(store / INTERFACE / SAMPLE.name)
-    assert loaded.check(INTERFACE, None)
+    for place in (place_for(INTERFACE, AFU, RawImage), place_for(INTERFACE, None, RawImage)):
+        assert loaded.check(place) == str(store / place.path)
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in store.glob("*/*"))
     assert sorted(path.name for path in store.glob("*/*")) == [SAMPLE.name, "blank.gbs"]
 
@@ -350,7 +352,7 @@ def test_verify_checks_files_against_their_path_and_the_options(run, tmp_path):
 def test_verify_without_files_checks_the_store(run):
     code, out, _ = run("verify", "--dir", SAMPLES)
     assert code == 0
-    assert len(out.splitlines()) == 7
+    assert len(out.splitlines()) == 10
 
 
 def test_verify_of_a_store_with_a_bad_file_exits_with_1(run, store):

@@ -5,15 +5,17 @@ same with files is in test_blanks.py.
 """
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE
+from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, make_card
 from structlog.testing import capture_logs
 
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.errors import NotPermittedError, RefusedError
+from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
 
@@ -27,14 +29,14 @@ class Store:
     def __init__(self, says: Any) -> None:
         self.says, self.asked = says, 0
 
-    async def blank(self, _interface_id: InterfaceId) -> Any:
+    async def blank(self, _interface_id: InterfaceId, takes: type[Image]) -> Any:
         self.asked += 1
         if isinstance(self.says, Exception):
             raise self.says
         return self.says
 
-    def blank_path(self, interface_id: InterfaceId) -> str:
-        return f"/store/{interface_id}/blank.gbs"
+    def blank_path(self, interface_id: InterfaceId, takes: type[Image]) -> str:
+        return f"/store/{interface_id}/blank.{'gbs' if takes is RawImage else 'xclbin'}"
 
 
 def made(says: Any, policy: ScrubPolicy = ScrubPolicy.REQUIRED) -> tuple[Blanks, Store]:
@@ -43,11 +45,11 @@ def made(says: Any, policy: ScrubPolicy = ScrubPolicy.REQUIRED) -> tuple[Blanks,
 
 
 def load(blanks: Blanks) -> object:
-    return asyncio.run(blanks.load(INTERFACE))
+    return asyncio.run(blanks.load(make_card()))
 
 
 def afu_id(blanks: Blanks, of: InterfaceId = INTERFACE) -> object:
-    return asyncio.run(blanks.afu_id(of))
+    return asyncio.run(blanks.afu_id(replace(make_card(), interface_id=of)))
 
 
 @pytest.mark.parametrize("policy", list(ScrubPolicy))

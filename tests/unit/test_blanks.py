@@ -5,15 +5,15 @@ import os
 
 import pytest
 from doubles.bitstreams import gbs
+from doubles.cards import INTERFACE, make_card
 
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.cards.blanks import Blanks
-from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy, TrustMode
 
-INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
+CARD = make_card()
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def install(store, afu_id):
 
 
 def load(blanks):
-    return asyncio.run(blanks.load(INTERFACE))
+    return asyncio.run(blanks.load(CARD))
 
 
 def test_those_who_need_it_at_the_same_time_have_it_verified_once(store):
@@ -48,7 +48,7 @@ def test_those_who_need_it_at_the_same_time_have_it_verified_once(store):
     blanks = Blanks(store, ScrubPolicy.REQUIRED)
 
     async def many():
-        return await asyncio.gather(*(blanks.load(INTERFACE) for _ in range(50)))
+        return await asyncio.gather(*(blanks.load(CARD) for _ in range(50)))
 
     assert {blank.afu_id for blank in asyncio.run(many())} == {f"{1:032x}"}
     assert dict(store.library.verifications.items()) == {("good",): 1}

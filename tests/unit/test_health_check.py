@@ -35,10 +35,10 @@ REGION = RegionId("0000-10-00.0-p1")
 
 
 class NoStore:
-    async def blank(self, _interface_id):
+    async def blank(self, _interface_id, _takes):
         return None
 
-    def blank_path(self, interface_id):
+    def blank_path(self, interface_id, _takes):
         return f"/srv/{interface_id}/blank.gbs"
 
 

@@ -12,7 +12,7 @@ import pytest
 from fpga_plugin import ids
 from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES, parse_requests
 from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstreams.places import Place, place_of_path
+from fpga_plugin.bitstreams.places import all_places, place_of_path
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, SettingsError
 from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid, parse_resource
@@ -206,9 +206,10 @@ def test_no_id_leads_out_of_a_store(tmp_path):
             bitstream = ids.parse_bitstream_id(text)
         except ValueError:
             continue
-        path = store.at(Place(ids.parse_interface_id(INTERFACE), bitstream))
-        assert os.path.normpath(path) == path
-        assert os.path.dirname(os.path.dirname(path)) == str(tmp_path)
+        for place in all_places(ids.parse_interface_id(INTERFACE), bitstream):
+            path = store.at(place)
+            assert os.path.normpath(path) == path
+            assert os.path.dirname(os.path.dirname(path)) == str(tmp_path)
 
 
 GOOD = {

@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 import pytest
+from doubles.samples import SAMPLES
 from repository import ROOT
 
 from fpga_plugin.commands.schemas import SCHEMAS, text
@@ -34,3 +35,26 @@ def test_what_is_printed_keeps_to_its_schema_and_has_nothing_else(tmp_path, name
     )  # fmt: skip
     # Decoding raises for what is missing or of another type, and drops what the type lacks.
     assert msgspec.json.decode(done.stdout, type=SCHEMAS[name]) == json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "relative",
+    sorted(str(path.relative_to(SAMPLES)) for path in SAMPLES.glob("*/*.[gax]*")),
+)
+def test_what_inspect_prints_keeps_to_its_schema_and_has_nothing_else(relative, tmp_path):
+    assert _printed("bitstream-inspect", ["inspect", str(SAMPLES / relative)], tmp_path)
+
+
+def test_what_list_prints_keeps_to_its_schema_and_has_nothing_else(tmp_path):
+    assert len(_printed("bitstream-list", ["list", "--dir", str(SAMPLES)], tmp_path)) == 10
+
+
+def _printed(name, words, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", "bitstream", *words, "--json"],
+        env=os.environ | {"FPGA_PLUGIN_STATE_DIR": str(tmp_path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    decoded = msgspec.json.decode(done.stdout, type=SCHEMAS[name])
+    assert decoded == json.loads(done.stdout)
+    return decoded

@@ -23,7 +23,7 @@ from fpga_plugin.bitstreams import library as library_module
 from fpga_plugin.bitstreams.cache import Cache
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstreams.places import Place
+from fpga_plugin.bitstreams.places import Place, place_for
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import (
     BitstreamError,
@@ -32,7 +32,8 @@ from fpga_plugin.errors import (
     NotPermittedError,
     StoreUnavailableError,
 )
-from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
+from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.ids import BitstreamId, parse_afu_id, parse_bitstream_id, parse_interface_id
 from fpga_plugin.settings.settings import TrustMode
 
 INTERFACE = parse_interface_id("ce48969398f05f33946d560708be108a")
@@ -529,7 +530,7 @@ def test_nothing_of_a_file_that_is_not_trusted_is_parsed(make, packed, place, co
         raise AssertionError("parsed")
 
     library = make(mode=TrustMode.DIGEST)
-    for where, name in ((Place, "read"), (library_module, "parse_header"), (Cache, "map")):
+    for where, name in ((Place, "read"), (library_module, "read_data"), (Cache, "map")):
         monkeypatch.setattr(where, name, never)
     for relative in (AOCX, RELATIVE):
         assert isinstance(library.examine(relative).problem, NotPermittedError)
@@ -747,21 +748,25 @@ assert high < {limit} or sys.argv[1] != "untrusted", high
 # -- a store that does not answer ----------------------------------------------------------------
 
 
+def of(bitstream_id: BitstreamId | None) -> Place:
+    return place_for(INTERFACE, bitstream_id, RawImage)
+
+
 def test_a_verified_file_is_served_from_its_copy_while_the_store_is_away(make, root, place, packed):
     put(place, gbs())
     library = make()
     assert image(library) == b"logic"
     load_packed(library)
     root.rename(root.with_name("away"))
-    assert library.kept(INTERFACE, BITSTREAM).image.data[16:] == b"logic"
-    assert library.kept(INTERFACE, parse_bitstream_id(HASH)).image.data.nbytes == 16 + (3 << 20)
-    assert library.kept(INTERFACE, parse_bitstream_id(OTHER_AFU)) is None
-    assert library.kept(INTERFACE, None) is None
+    assert library.kept(of(BITSTREAM)).image.data[16:] == b"logic"
+    assert library.kept(of(parse_bitstream_id(HASH))).image.data.nbytes == 16 + (3 << 20)
+    assert library.kept(of(parse_bitstream_id(OTHER_AFU))) is None
+    assert library.kept(of(None)) is None
 
 
 def _changed(library, root, place):
     put(place, gbs(b"LOGIC"))
-    library._known(Place(INTERFACE, BITSTREAM))  # as far as a load comes that then hangs
+    library._known(of(BITSTREAM))  # as far as a load comes that then hangs
 
 
 def _removed(library, root, place):
@@ -807,9 +812,9 @@ def test_a_copy_whose_original_may_have_changed_is_not_served_while_the_store_is
     put(place, gbs())
     library = make()
     image(library)
-    assert library.kept(INTERFACE, BITSTREAM) is not None
+    assert library.kept(of(BITSTREAM)) is not None
     spoil(library, root, place)
-    assert library.kept(INTERFACE, BITSTREAM) is None
+    assert library.kept(of(BITSTREAM)) is None
 
 
 def test_after_a_restart_the_store_is_asked_first(make, place):
@@ -817,6 +822,6 @@ def test_after_a_restart_the_store_is_asked_first(make, place):
     put(place, gbs())
     image(make())
     library = make()
-    assert library.kept(INTERFACE, BITSTREAM) is None
+    assert library.kept(of(BITSTREAM)) is None
     image(library)
-    assert library.kept(INTERFACE, BITSTREAM) is not None
+    assert library.kept(of(BITSTREAM)) is not None

@@ -12,7 +12,8 @@ from doubles.bitstreams import gbs as whole_gbs
 from malformed import FILES, gbs
 
 from fpga_plugin.bitstreams.files import MAX_FILE_BYTES
-from fpga_plugin.bitstreams.kinds import AOCX, read_data
+from fpga_plugin.bitstreams.kinds import AOCX, KINDS, read_data
+from fpga_plugin.bitstreams.kinds import GBS as GBS_KIND
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstreams.trust import Trust
@@ -31,7 +32,7 @@ HINTS = {
     "legacy": "pack its image anew with OPAE's packager",
     "pacsign": "take the GBS file from before the signing",
     "pacsign in an aocx": "take the GBS file from before the signing",
-    "xclbin": "cards with the DFL driver take GBS and AOCX files",
+    "xclbin": "take the file from before `xclbinutil --private-key`",
     "gzipped gbs": "unpack it with `gunzip`",
     "gbs zipped twice": "unpack it with `gunzip`",
     "raw image": "pack it with OPAE's packager",
@@ -110,7 +111,8 @@ def refusal(library: Library, file: str) -> FpgaPluginError:
 def test_the_store_says_the_same_of_a_file_as_the_reader(make):
     library = make()
     for name, content in FILES.items():
-        file = f"{HASH}.aocx" if content.startswith(AOCX.magic) else f"{AFU}.gbs"
+        kind = next((kind for kind in KINDS if content.startswith(kind.magic)), GBS_KIND)
+        file = f"{HASH if kind is AOCX else AFU}.{kind.ending}"
         path = put(library, file, content)
         check(refusal(library, file).message, f"{path}: {MESSAGES[name]}")
         os.unlink(path)

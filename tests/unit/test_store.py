@@ -10,12 +10,15 @@ import pytest
 from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 from doubles.samples import SAMPLES, copy_samples
+from doubles.xclbins import ALVEO, VADD
 
 from fpga_plugin.bitstreams import files
 from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.hardware.image import RawImage, Xclbin
 from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
 from fpga_plugin.settings.settings import TrustMode
 
@@ -69,7 +72,7 @@ def refusal(library, bitstream_id=BITSTREAM) -> str:
     with pytest.raises(BitstreamError) as caught:
         library.load(INTERFACE, bitstream_id)
     with pytest.raises(BitstreamError) as looked:
-        library.store.check(INTERFACE, bitstream_id)
+        library.store.check(place_for(INTERFACE, bitstream_id, RawImage))
     assert str(caught.value) == str(looked.value)
     return str(caught.value)
 
@@ -94,19 +97,21 @@ def test_a_loaded_image_does_not_change_with_the_file(library, place):
 
 @pytest.mark.parametrize(
     "file",
-    sorted(SAMPLES.glob("*/*.[ga]*")),
+    sorted(SAMPLES.glob("*/*.[gax]*")),
     ids=lambda path: f"{path.parent.name[:4]}-{path.stem}",
 )
-def test_every_sample_can_be_loaded_and_its_image_begins_with_its_afu_id(file, tmp_path):
+def test_every_sample_can_be_loaded_and_shows_its_afu_id_on_a_simulated_card(file, tmp_path):
     copy_samples(tmp_path / "samples")
     library = library_of(tmp_path / "samples", tmp_path)
     interface_id = parse_interface_id(file.parent.name)
+    takes = Xclbin if file.suffix == ".xclbin" else RawImage
     loaded = (
-        library.blank(interface_id)
+        library.blank(interface_id, takes)
         if file.stem == "blank"
-        else library.load(interface_id, parse_bitstream_id(file.stem))
+        else library.load(interface_id, parse_bitstream_id(file.stem), takes)
     )
-    assert loaded.image.data[:16].hex() == loaded.afu_id
+    at = 0 if takes is RawImage else 416
+    assert loaded.image.data[at : at + 16].hex() == loaded.afu_id
     assert loaded.afu_id != "d8424dc4a4a3c413f89e433683f9040b"  # what simulated cards power up with
 
 
@@ -121,6 +126,9 @@ def test_the_sample_store_has_what_is_documented():
         (INTERFACE, None),
         (OTHER_INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
         (OTHER_INTERFACE, None),
+        (ALVEO, VADD),
+        (ALVEO, "c3d4e5f60718493a8b5c6d7e8f901a2b"),
+        (ALVEO, None),
     }
 
 
@@ -132,9 +140,9 @@ def test_building_the_samples_gives_what_is_checked_in(tmp_path):
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     built = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.glob("*/*")}
-    kept = {path.relative_to(SAMPLES): path.read_bytes() for path in SAMPLES.glob("*/*.[ga]*")}
+    kept = {path.relative_to(SAMPLES): path.read_bytes() for path in SAMPLES.glob("*/*.[gax]*")}
     assert built == kept
-    assert {path.suffix for path in kept} == {".gbs", ".aocx"}
+    assert {path.suffix for path in kept} == {".gbs", ".aocx", ".xclbin"}
     assert (tmp_path / "manifest.json").read_bytes() == (SAMPLES / "manifest.json").read_bytes()
 
 
