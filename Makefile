@@ -50,6 +50,12 @@ test-kernel: ## the real DFL drivers in a virtual machine (KERNEL_ARGS="tests/ke
 	@bash .ci/deps --ci kernel
 	@$(PYTHON) tests/kernel $(KERNEL_ARGS)
 
+.PHONY: test-alveo
+test-alveo: ## AMD's drivers of Alveo cards in the same machine (KERNEL_ARGS="tests/kernel/guest/test_alveo_mask.py")
+	@bash .ci/setup dev
+	@bash .ci/deps --ci kernel
+	@$(PYTHON) tests/kernel --alveo $(KERNEL_ARGS)
+
 .PHONY: test-kubelet
 test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32 or 1.37, PYTEST_ARGS="-k life")
 	@bash .ci/setup dev

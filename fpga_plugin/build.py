@@ -4,6 +4,7 @@ For the daemon, and for commands that only look, which should not pay for import
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
             owner=owner,
             slots=_slots(settings),
             rule=rule,
+            tenant_loads=settings.xrt_tenant_loads,
         )
         return Hardware(simulated.backend, simulated.events)
     from fpga_plugin.hardware.families import Families  # only where cards are real
@@ -72,7 +74,7 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
     if settings.backend is not BackendKind.DFL:
         from fpga_plugin.hardware.xrt.backend import XrtBackend  # the same
 
-        families.append(XrtBackend(kernel))
+        families.append(XrtBackend(kernel, tenant_loads=settings.xrt_tenant_loads))
     backend = families[0] if len(families) == 1 else Families(families)
     return Hardware(backend, UdevEvents(settings.sysfs_root))
 
@@ -84,6 +86,11 @@ def _slots(settings: Settings) -> str:
 def exposure(settings: Settings) -> ExposurePolicy:
     """Who is given cards that expose memory, as the settings say."""
     return ExposurePolicy(settings.uncleared_memory, settings.untranslated_dma)
+
+
+def prefixes(settings: Settings) -> Mapping[str, str]:
+    """The domains of resources of those families of cards that have one of their own."""
+    return {"xrt": settings.xrt_resource_prefix}
 
 
 def names_interfaces(settings: Settings) -> bool:

@@ -16,6 +16,7 @@ from fpga_plugin import __version__
 from fpga_plugin.allocation.journal.journal import Journal
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.neighbours import NO_RINGS
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
@@ -25,7 +26,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust, prefixes
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.cards.byhand import HandProgrammer
@@ -103,6 +104,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
     """
     return Ledger(
         prefix=settings.resource_prefix,
+        prefixes=prefixes(settings),
         journal=journal,
         snapshot=journal.snapshot,
         boot_id=boot_id,
@@ -260,10 +262,11 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     claims = ClaimService(
         ledger=ledger,
         owners=owners,
-        lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
+        lists=DeviceLists(ledger, advertise=settings.advertise),
         prestarts=prestarts,
         queue=queue,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
+        rings=settings.neighbours or NO_RINGS,
     )
     reconciler = Reconciler(
         ledger=ledger,

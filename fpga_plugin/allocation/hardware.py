@@ -10,7 +10,7 @@ from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import Step
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Path
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
 
 
@@ -55,7 +55,9 @@ class Hardware:
         self._new_to_journal(change, card)
         known = {} if before is None else {region.id: region for region in before.regions}
         present = {region.id: region for region in card.regions}
-        went = frozenset(r for r, region in known.items() if present.get(r) != region)
+        went = frozenset(
+            r for r, region in known.items() if _is_another(card, region, present.get(r))
+        )
         if went:
             self._state.lives[card.id] += 1
         for region_id in went:
@@ -66,7 +68,8 @@ class Hardware:
                 record is not None
                 and before is not None
                 and before.interface_id == card.interface_id
-                and known.get(region.id) == region
+                and region.id in known
+                and region.id not in went
             ):
                 continue  # nothing new about it
             new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
@@ -232,10 +235,12 @@ class Hardware:
         None of an owned region says nothing: its health signals tell why it cannot be read, and it
         is read again before a container gets it.
         """
-        record = self._state.record(region)
+        record, claim = self._state.record(region), self._state.region_claim(region)
         if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
             return True
-        return observed is None and self._state.region_claim(region) is not None
+        if claim is not None and claim.used and self._state.left_to_owner(region):
+            return True
+        return observed is None and claim is not None
 
     def verify(
         self, card: CardId, observed: Mapping[RegionId, AfuId | None]
@@ -299,3 +304,12 @@ class Hardware:
         before, self._state.foreign = self._state.foreign, dict(foreign)
         for card in before.keys() ^ self._state.foreign.keys():
             self._state.notify(card)
+
+
+def _is_another(card: Card, before: Region, now: Region | None) -> bool:
+    """Whether a region went, if only to come back.
+
+    The node of a card that is reset as a whole may come back under another number: the region is
+    the same one, and who was given the former node is not started on it (invariant 10).
+    """
+    return now is None or now.handle != before.handle or (now != before and not card.resets)

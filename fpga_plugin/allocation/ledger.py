@@ -13,7 +13,10 @@ make steps, each for one side: kubelet by the device plugin API (`allocations`),
 stands against a device, and `naming` what devices are called.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import UNSET
 
@@ -48,12 +51,15 @@ from fpga_plugin.settings.settings import ScrubPolicy
 
 __all__ = ["DELETE_THE_POD", "MAY_COME_BACK", "Ledger", "card_of", "is_card", "resource_names"]
 
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 class Ledger(State):
     """See the module.
 
     Args:
         prefix: of resources.
+        prefixes: of those families of cards that have another one.
         journal: keeps every change.
         snapshot: what the journal knew.
         boot_id: of the node, now.
@@ -81,6 +87,7 @@ class Ledger(State):
         claims: bool = False,
         claims_unknown: str = "",
         owners_known: bool = False,
+        prefixes: Mapping[str, str] = _NONE,
     ) -> None:
         """Take up what the journal knew.
 
@@ -95,7 +102,7 @@ class Ledger(State):
         super().__init__(journal)
         self.boot_id = boot_id
         unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
-        self.naming = Naming(self, prefix=prefix, functions=functions)
+        self.naming = Naming(self, prefix=prefix, prefixes=prefixes, functions=functions)
         self.obstacles = Obstacles(
             self,
             exposure=exposure,
@@ -109,7 +116,7 @@ class Ledger(State):
         self.apply(snapshot)
         # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
         self.inherited = set(self.claims)
-        self._take_up(snapshot, prefix, unblanked=unblanked, aliases=aliases)
+        self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
         if claims_unknown and not self.claims_unknown:
             self.commit(Change(epochs={Epoch.CLAIMS: claims_unknown}))
         # Else kubelet's records may name owners that it lacks: nothing is given out before they
@@ -119,7 +126,7 @@ class Ledger(State):
             self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
         self.hardware = Hardware(self, self.naming, owners_known=owners_known)
 
-    def _take_up(self, snapshot: Change, prefix: str, *, unblanked: bool, aliases: bool) -> None:
+    def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
         """What holds of it no more in this boot, and by these settings."""
         same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id
         change = Change(epochs={} if same_boot else {Epoch.BOOT: self.boot_id})
@@ -133,7 +140,7 @@ class Ledger(State):
         change.debugs = self._debugs_over(same_boot=same_boot)
         held = {claim.resource for claim in self.claims.values()}
         for name, meaning in self.meanings.items():
-            if not (aliases and name.partition("/")[0] == prefix):
+            if not (aliases and name.partition("/")[0] in self.naming.domains):
                 change.meanings[name] = replace(meaning, current=False) if name in held else None
         if not same_boot:
             change.strays = dict.fromkeys(self.strays, 0)

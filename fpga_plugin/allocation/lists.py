@@ -29,11 +29,9 @@ class DeviceLists:
         self,
         ledger: Ledger,
         *,
-        prefix: str,
         advertise: Advertise,
     ) -> None:
         self._ledger = ledger
-        self._prefix = prefix
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
@@ -78,7 +76,9 @@ class DeviceLists:
 
     def _wanted(self, name: ResourceName) -> bool:
         resource = self._ledger.naming.resource(name)
-        if resource is None or resource.domain != self._prefix or resource.kind not in self._kinds:
+        if resource is None or resource.kind not in self._kinds:
+            return False
+        if resource.domain not in self._ledger.naming.domains:
             return False
         if resource.kind is ResourceKind.AF:
             return True

@@ -48,13 +48,26 @@ class Naming:
     Args:
         state: of the ledger.
         prefix: of resources.
+        prefixes: of those families of cards that have another one.
         functions: whether regions are handed over with the functions that are on them.
     """
 
-    def __init__(self, state: State, *, prefix: str, functions: bool) -> None:
+    def __init__(
+        self, state: State, *, prefix: str, prefixes: Mapping[str, str], functions: bool
+    ) -> None:
         self._state = state
         self.prefix = prefix
+        self._prefixes = prefixes
         self.serves_functions = functions
+
+    def prefix_of(self, card: Card) -> str:
+        """The domain of a card's resources."""
+        return self._prefixes.get(card.family, self.prefix)
+
+    @property
+    def domains(self) -> frozenset[str]:
+        """The domains of all resources."""
+        return frozenset({self.prefix, *self._prefixes.values()})
 
     def keeps(self, region: RegionId) -> bool:
         """Whether what is on a region stays there: nothing is programmed, a blank neither.
@@ -94,7 +107,7 @@ class Naming:
         afu_id, card = self.function(region), self._state.cards.get(card_of(region))
         if afu_id is None or card is None:
             return None
-        return function_name(self.prefix, card, afu_id)
+        return function_name(self.prefix_of(card), card, afu_id)
 
     def name_function(self, change: Change, region: RegionId, afu_id: AfuId) -> None:
         """A function that a region turned out to hold is a resource from now on."""
@@ -105,12 +118,13 @@ class Naming:
                 (images.add if on else images.discard)(image.afu_id)
         if card is None or not self.serves_functions or self._owners_image(region, images):
             return
-        if (name := function_name(self.prefix, card, afu_id)) not in self._state.resources:
+        if (name := function_name(self.prefix_of(card), card, afu_id)) not in self._state.resources:
             change.resources[name] = True
 
     def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName]:
         """What a card's regions, and the card as a whole, are given out as now."""
-        return resource_names(self.prefix, card, self._state.aliases.get(card.interface_id))
+        alias = self._state.aliases.get(card.interface_id)
+        return resource_names(self.prefix_of(card), card, alias)
 
     def resource(self, name: ResourceName) -> Resource | None:
         """What a resource is a resource of; None: no name of this plugin's, or nothing tells.
@@ -200,13 +214,14 @@ class Naming:
         held = {claim.resource for claim in self._state.claims.values()}
         waiting: dict[InterfaceId, tuple[Alias, ResourceName]] = {}
         meant: dict[ResourceName, InterfaceId] = {}
+        domains = {self.prefix, *map(self.prefix_of, self._state.cards.values())}
         for interface_id, alias in aliases.items():
-            names = interface_names(self.prefix, interface_id, alias)
-            others = [name for name in names if name in held and self._means(name) != interface_id]
+            named = [n for each in domains for n in interface_names(each, interface_id, alias)]
+            others = [name for name in named if name in held and self._means(name) != interface_id]
             if others:
                 waiting[interface_id] = (alias, others[0])
             else:
-                meant |= dict.fromkeys(names, interface_id)
+                meant |= dict.fromkeys(named, interface_id)
         change = Change()
         for name, meaning in self._state.meanings.items():
             if name not in meant:
@@ -220,7 +235,7 @@ class Naming:
         for card in self._state.cards.values():
             if card.reprogrammable and not self.serves_functions:
                 names = interface_names(
-                    self.prefix, card.interface_id, called.get(card.interface_id)
+                    self.prefix_of(card), card.interface_id, called.get(card.interface_id)
                 )
                 change.resources |= dict.fromkeys(set(names) - self._state.resources, True)
         self._state.commit(change)

@@ -452,7 +452,8 @@ class Obstacles:
         state, subject = self._state, f"card {card}"
         if (why := state.foreign.get(card)) is not None:
             yield Obstacle(Kind.FOREIGN, subject, f"is left alone: {why}", "")
-        if card in state.rebinding:
+        present = state.cards.get(card)
+        if card in state.rebinding and not (present is not None and present.resets):
             yield Obstacle(Kind.REBINDING, f"the driver of card {card}", "is being rebound")
         # Of an owned device too: the claim of a damaged journal may be one that ended long ago.
         if card in state.unreconciled:

@@ -289,6 +289,16 @@ class State:
             return None
         return next((r for r in card.regions if r.id == region), None)
 
+    def left_to_owner(self, region: RegionId) -> bool:
+        """Whether the owner of a region that was handed over blank may load what it brings."""
+        card, claim = self.cards.get(card_of(region)), self.region_claim(region)
+        return (
+            card is not None
+            and card.owner_loads
+            and claim is not None
+            and self.record(region).condition is Condition.BLANK
+        )
+
     def kept(self, region: RegionId) -> Debug | None:
         """For whom a region that nobody owns is kept as it is, and given to nobody."""
         debug = self.debugs.get(region)

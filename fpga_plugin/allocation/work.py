@@ -108,10 +108,14 @@ class Work:
             reason,
         )
 
-    def clean(self, region: RegionId, afu_id: AfuId | None, *, blank: bool) -> None:
+    def clean(
+        self, region: RegionId, afu_id: AfuId | None, *, blank: bool, ended: bool = True
+    ) -> None:
         """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before uses it any more.
 
-        Its owner's containers, if it has one, ended: the next one's start is a PreStart.
+        Its owner's containers, if it has one, ended: the next one's start is a PreStart. `ended`:
+        all was done that is due at an allocation's end; else its owner counts as one who used it,
+        so that it is scrubbed once more then.
 
         Raises:
             NotFinishedError: something came between since the work began.
@@ -127,7 +131,7 @@ class Work:
             claim = self._state.region_claim(region)
             step.end(self._done_with(region, claim))
             # A container that began without a PreStart may have the region in spite of the scrub.
-            if claim is not None and not claim.exposed:
+            if ended and claim is not None and not claim.exposed:
                 for one in self._state.tenancies.users(claim):
                     if one.region == region and one.used and not one.left:
                         step.change.tenancies[one.key] = replace(one, used=False)

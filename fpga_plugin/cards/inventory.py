@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
@@ -168,7 +169,7 @@ class Inventory:
             return
         if not known:
             self._judged(seen.found, seen.health)
-        elif not self._as_before(seen.found, seen.health, seen.observed):
+        if not self._as_before(seen.found, seen.health, seen.observed):
             # Work may have begun on it while it was read: a PR looks like a poisoned port.
             self._spawn(self.check(card_id))
 
@@ -327,8 +328,9 @@ class Inventory:
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(
                 "no FPGA cards on this node",
-                hint="the kernel's dfl-pci driver has to be bound to them (lspci -k -d ::1200), and"
-                f" the node's /sys mounted at {sysfs_root}"
+                hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k"
+                " -d ::1200. And"
+                f" the node's /sys has to be mounted at {sysfs_root}"
                 " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
             )
 
@@ -345,7 +347,7 @@ class Inventory:
         card that does not look as it did is then looked at with its lock held.
         """
         idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
-        for card_id in [c for c, problem in self.problems.items() if problem.message == SILENT]:
+        for card_id in [c for c, problem in self.problems.items() if problem.passing]:
             self.changed(card_id)
         signals, silent = await self._reads.each(idle, lambda card_id: self._signals(idle[card_id]))
         same = {
@@ -373,6 +375,7 @@ class Inventory:
             {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
             and not any(r in self._well_since for r in health.failed)
             and self._degraded.get(card.id, ()) == health.degraded
+            and not self._lacks_guard(card, health)
             and self._operations.debugged.isdisjoint(regions)
             and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
         )
@@ -399,7 +402,36 @@ class Inventory:
             health, observed = signals
             self._debugged.shows(observed)
             self._verify(card, observed)
+            if self._lacks_guard(card, health):
+                health = await self._guard(card, health)
             self._judged(card, health)
+
+    def _lacks_guard(self, card: Card, health: CardHealth) -> bool:
+        """Whether others may change what the plugin made of a card's regions."""
+        made = CLEAN | {Condition.PROGRAMMED}
+        return bool(health.unguarded) and any(
+            self._ledger.record(region.id).condition in made for region in card.regions
+        )
+
+    async def _guard(self, card: Card, health: CardHealth) -> CardHealth:
+        """Restore it at once, whoever has the card; where that fails, nobody new gets it."""
+        try:
+            left = any(self._ledger.left_to_owner(region.id) for region in card.regions)
+            missing = await self._workers.run(card.id, self._backend.guard, card, left=left)
+        except FpgaPluginError as error:
+            fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}")
+            failed = {region.id: fault for region in card.regions}
+            return replace(health, failed={**failed, **health.failed})
+        if missing:
+            log.error(
+                "card was not guarded",
+                card=card.id,
+                missing=missing,
+                hint="somebody could program it, or bound its driver anew; it is guarded again",
+                **self._owners(card.id),
+            )
+            self._recorder.card_failed(card.id, f"{missing}; it is set again")
+        return health
 
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
         for region, record in self._ledger.hardware.verify(card.id, observed).items():
@@ -429,7 +461,8 @@ class Inventory:
         if (card := self._ledger.cards.get(card_id)) is not None:
             self._silent(card)
         else:
-            self._problem(CardProblem(PciAddress.parse(card_id), SILENT, SILENT_HINT))
+            address = PciAddress.parse(card_id)
+            self._problem(CardProblem(address, SILENT, SILENT_HINT, passing=True))
 
     def _silent(self, card: Card) -> None:
         """It does not answer: its regions are out of service until it does."""

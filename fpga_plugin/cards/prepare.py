@@ -29,6 +29,9 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
 
+RESET_SECONDS = 240.0
+"""For which a preparation waits for a card's reset and scrub; calls end before, kubelet retries."""
+
 
 class FormerOwnerRunsError(RefusedError):
     """A pod that had a region before still has processes."""
@@ -217,6 +220,7 @@ class Preparer:
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
     ) -> dict[RegionId, RegionRecord]:
         """One card's part of a plan; returns what is known of its regions at the end."""
+        await self._wait_for_reset(plan, card_id, region_ids)
         async with self._operations.workers.lock(card_id):
             self.check(plan, mending=True)
             card = self._operations.ledger.cards[card_id]
@@ -241,12 +245,60 @@ class Preparer:
         """Whether a rebind may help a poisoned port that the plan needs."""
         return self._recovery.may(card.id) and self._recovery.poisoned(card, plan.wants)
 
-    async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
-        operations, ledger = self._operations, self._operations.ledger
-        self.check(plan)
-        card = ledger.cards[card_id]
-        regions = [region for region in card.regions if region.id in region_ids]
-        former = [one for region in regions for one in ledger.tenancies.left(region.id)]
+    async def _wait_for_reset(
+        self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
+    ) -> None:
+        """Until the queue's worker has reset a card after its last owner.
+
+        A reset ends everybody who has a node of the card, and may move the node: it is not done in
+        a PreStart, whose call it may outlast. Without the card's lock, which the worker needs.
+
+        Raises:
+            FpgaPluginError: the plan no longer holds, or a former owner still runs.
+            NotFinishedError: it takes too long.
+        """
+        ledger, changed = self._operations.ledger, asyncio.Event()
+        used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
+        stop = ledger.subscribe(lambda _: changed.set())
+        try:
+            async with asyncio.timeout(RESET_SECONDS):
+                while self._awaits_reset(card_id, region_ids, used):
+                    changed.clear()
+                    self.check(plan, mending=True)
+                    await self._refuse_living(plan, region_ids)
+                    self._queue.add(card_id)
+                    await changed.wait()
+        except TimeoutError:
+            raise NotFinishedError(
+                f"card {card_id} is not reset since its last owner",
+                hint="it is tried again when kubelet retries; `fpga-plugin status` says what the"
+                " reset waits for",
+            ) from None
+        finally:
+            stop()
+
+    def _awaits_reset(
+        self, card_id: CardId, region_ids: list[RegionId], used: set[RegionId]
+    ) -> bool:
+        card = self._operations.ledger.cards.get(card_id)
+        return (
+            card is not None
+            and card.resets
+            and any(
+                self._condition(region) in {Condition.DIRTY, Condition.SCRUBBING}
+                and (region not in used or self._operations.ledger.tenancies.left(region))
+                for region in region_ids
+            )
+        )
+
+    async def _refuse_living(self, plan: Plan, region_ids: list[RegionId]) -> None:
+        """Whether a pod that had one of these regions before still runs.
+
+        Raises:
+            FormerOwnerRunsError: it does.
+        """
+        operations = self._operations
+        former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
         if plan.pod is not None:
             former = [one for one in former if one.pod != plan.pod]
         if (living := await operations.living(former)) is not None:
@@ -255,6 +307,13 @@ class Preparer:
                 " processes",
                 hint="it is tried again when kubelet retries; see why that pod does not end",
             )
+
+    async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
+        operations, ledger = self._operations, self._operations.ledger
+        self.check(plan)
+        card = ledger.cards[card_id]
+        regions = [region for region in card.regions if region.id in region_ids]
+        await self._refuse_living(plan, region_ids)
         async with operations.work(card, regions, partial(self.check, plan), plan.pod) as work:
             await self._work(plan, work, regions)
 
@@ -334,6 +393,8 @@ class Preparer:
                 await operations.step(
                     work.card, report, lambda: steps.verify(port, expected, report), pr=False
                 )
+            if work.card.owner_loads:
+                await operations.step(work.card, report, port.leave, pr=False)
             ledger.work.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)

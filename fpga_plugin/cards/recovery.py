@@ -21,8 +21,10 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.link import Link
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.cards import steps
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card
@@ -118,6 +120,24 @@ class Recovery:
             and self.poisoned(card)
             and self._ledger.obstacles.first(card.id, Stops.REBIND) is None
         )
+
+    async def reset(self, card: Card, report: Report) -> Card | None:
+        """Reset a card whose last owner is gone; with its lock held. None: it is not there then.
+
+        The journal has it meanwhile, as of a rebind: a plugin that dies finishes it at its start.
+
+        Raises:
+            FpgaPluginError: it failed, and the ledger knows.
+        """
+        ledger, operations = self._ledger, self._operations
+        ledger.hardware.set_rebinding(card.id, rebinding=True)
+        await operations.step(
+            card, report, lambda: steps.reset_card(operations.backend, card, report), pr=True
+        )
+        # Its node may be another one by now: nobody may be given the former.
+        await self._inventory.look(card.id)
+        ledger.hardware.set_rebinding(card.id, rebinding=False)
+        return ledger.cards.get(card.id)
 
     def left_over(self, card: Card) -> bool:
         """Whether the ledger takes a card that has its driver for one that is being rebound.

@@ -13,8 +13,8 @@ class Step:
     """One step of a scrub or a preparation.
 
     Attributes:
-        name: `quiesce`, `clear errors`, `restore defaults`, `program blank`, `program`,
-            `clear memory`, `set parameters`, `verify`.
+        name: `reset card`, `quiesce`, `clear errors`, `restore defaults`, `program blank`,
+            `program`, `clear memory`, `set parameters`, `verify`.
         seconds: how long it took.
         note: what was found or done; may be empty.
     """

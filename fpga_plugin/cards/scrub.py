@@ -9,7 +9,7 @@ when kubelet restarts.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -170,22 +170,33 @@ class Scrubber:
             blanks = await self._blanks(card)
             if not blanks:
                 return Outcome.NOTHING  # the store's change adds the card again
-            reports: dict[RegionId, Report] = {}
-            try:
-                async with AsyncExitStack() as stack:
-                    life = self._queue.life
-                    held = await self._take(card, blanks, stack)
-                    reports.update((region.id, self._begin_report(region.id)) for region in held)
-                    scrubbed = await self._scrub(card, blanks, held, reports, life)
-                # Closed first: whoever hears that a region is clean finds its port free.
-                self._clean(scrubbed, reports, blanks)
-            finally:
-                operations.settle(reports)
-                for report in reports.values():
-                    operations.report(report)
-            await self._give_back(card)
-            clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
-            return Outcome.DONE if clean and all(clean) else Outcome.WAIT
+            return await self._scrub_due(card, blanks)
+
+    async def _scrub_due(self, card: Card, blanks: Mapping[RegionId, _Blank]) -> Outcome:
+        """Scrub what is due of a card; after an owner one that `resets` is reset before."""
+        operations = self._operations
+        reports: dict[RegionId, Report] = {}
+        if ended := self._ended(card, blanks):
+            reset = await self._reset(card, ended, reports)
+            if reset is None:
+                return Outcome.WAIT
+            card = reset
+        try:
+            async with AsyncExitStack() as stack:
+                life = self._queue.life
+                held = await self._take(card, blanks, stack)
+                for region in held:
+                    reports.setdefault(region.id, self._begin_report(region.id))
+                scrubbed = await self._scrub(card, blanks, held, reports, life)
+            # Closed first: whoever hears that a region is clean finds its port free.
+            self._clean(card, scrubbed, reports, blanks, ended)
+        finally:
+            operations.settle(reports)
+            for report in reports.values():
+                operations.report(report)
+        await self._give_back(card)
+        clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
+        return Outcome.DONE if clean and all(clean) else Outcome.WAIT
 
     async def _blanks(self, card: Card) -> dict[RegionId, _Blank]:
         """What each region that is due is to be scrubbed with; those that cannot be are left out.
@@ -209,6 +220,53 @@ class Scrubber:
             elif reason and ledger.record(region.id).reason != reason:
                 ledger.work.dirty([region.id], reason)
         return blanks
+
+    def _ended(self, card: Card, blanks: Mapping[RegionId, _Blank]) -> frozenset[RegionId]:
+        """Regions of a card that is reset between owners, whose last owner's allocation ended.
+
+        What runs on a region between two containers of one allocation is replaced, and no more.
+        """
+        ledger = self._operations.ledger
+        return frozenset(
+            region.id
+            for region in self._due(card)
+            if card.resets
+            and region.id in blanks
+            and (
+                (claim := ledger.region_claim(region.id)) is None
+                or not claim.used
+                or ledger.tenancies.left(region.id)
+            )
+        )
+
+    async def _reset(
+        self, card: Card, ended: frozenset[RegionId], reports: dict[RegionId, Report]
+    ) -> Card | None:
+        """The card once it was reset; None: that has to wait, or failed."""
+        operations = self._operations
+        regions = [region for region in self._due(card) if region.id in ended]
+        for region in regions:
+            if not await self._is_unused(region):
+                return None
+        if not self._queue.synced or any(region not in self._due(card) for region in regions):
+            return None  # a container may have begun while we looked
+        operations.begin(card, ended)
+        operations.ledger.work.working(ended)
+        reports |= {region: self._begin_report(region) for region in ended}
+        first = reports[regions[0].id]
+        first.scrubbed = True
+        try:
+            back = await self._recovery.reset(card, first)
+        except FpgaPluginError as error:
+            for region in regions:
+                self._wait_for(region.id, error.message)
+            operations.report(first)
+            return None
+        else:
+            operations.ledger.work.dirty(ended, "its card was reset, and it is not blank yet")
+            return back
+        finally:
+            operations.settle(ended)
 
     async def _give_back(self, card: Card) -> None:
         """Drivers that were bound for a region go when nobody has it any more."""
@@ -252,13 +310,7 @@ class Scrubber:
         for region in self._due(card):
             if region.id not in blanks:
                 continue
-            if (
-                one := await operations.living(operations.ledger.tenancies.left(region.id))
-            ) is not None:
-                self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs")
-                continue
-            if (uid := await self._running_owner(region)) is not None:
-                self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+            if not await self._is_unused(region):
                 continue
             if not self._queue.synced or region not in self._due(card):
                 continue  # a container may have begun while we looked
@@ -273,6 +325,18 @@ class Scrubber:
             held[region] = ports[region.id]
             self._waits.pop(region.id, None)
         return held
+
+    async def _is_unused(self, region: Region) -> bool:
+        """Whether neither a former owner nor the present one runs; if not, the scrub waits."""
+        operations = self._operations
+        left = operations.ledger.tenancies.left(region.id)
+        if (one := await operations.living(left)) is not None:
+            self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs")
+            return False
+        if (uid := await self._running_owner(region)) is not None:
+            self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+            return False
+        return True
 
     async def _running_owner(self, region: Region) -> PodUid | None:
         """The owner whose containers ended as often as they began, and which runs some.
@@ -342,16 +406,19 @@ class Scrubber:
 
     def _clean(
         self,
+        card: Card,
         regions: Iterable[RegionId],
         reports: Mapping[RegionId, Report],
         blanks: Mapping[RegionId, _Blank],
+        ended: Collection[RegionId],
     ) -> None:
         ledger = self._operations.ledger
         for region in regions:
             # Else its card went in the meantime, and what is there now is another one.
             if ledger.record(region).condition is Condition.SCRUBBING:
                 blanked = blanks[region].image is not None
-                ledger.work.clean(region, reports[region].afu_id, blank=blanked)
+                whole = not card.resets or region in ended
+                ledger.work.clean(region, reports[region].afu_id, blank=blanked, ended=whole)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

@@ -161,6 +161,17 @@ def _no_errors_left(port: Port, report: Report, region: Region, what: str) -> No
             )
 
 
+def reset_card(backend: Backend, card: Card, report: Report) -> None:
+    """Reset the card as a whole, which ends everybody who has a node of it.
+
+    Raises:
+        PortInUseError: somebody does not end.
+        HardwareError: it failed.
+    """
+    with timed(report, "reset card"):
+        backend.reset(card)
+
+
 def clear_memory(backend: Backend, card: Card, report: Report) -> None:
     """Clear the card's memory, of all its regions at once.
 

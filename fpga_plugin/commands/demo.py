@@ -20,6 +20,7 @@ examples:
   fpga-plugin demo                                  the pod of the KEP
   fpga-plugin demo --pod deploy/examples/whole-card.yaml
   fpga-plugin demo --pod mine.yaml --bitstreams my-store
+  fpga-plugin demo --cards alveo                    the like with an Alveo card
   fpga-plugin demo --serve                          pods come and go on a page
   fpga-plugin demo --json | jq -c 'select(.event == "region")'
 
@@ -69,6 +70,12 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         " the pod of the KEP)",
     )
     parser.add_argument(
+        "--cards",
+        choices=("pac", "alveo"),
+        default="pac",
+        help="whose pod is shown where none is named: one for a PAC, or for an Alveo card",
+    )
+    parser.add_argument(
         "--bitstreams",
         metavar="DIR",
         help="a store of bitstreams (default: the sample store)",
@@ -105,5 +112,6 @@ def run_demo(args: argparse.Namespace) -> int:
             verbose=args.verbose,
             quiet=args.quiet,
             serve=args.serve,
+            cards=args.cards,
         )
     )

@@ -31,7 +31,7 @@ _SYSTEM: Final = (
     "/sys/fs/cgroup",  # the process's own memory limit, in a pod beside the node's cgroups
     "/var/run/secrets",  # the service account
 )
-_KERNEL: Final = ("bus", "class", "devices", "kernel/iommu_groups")
+_KERNEL: Final = ("bus", "class", "devices", "kernel/iommu_groups", "module")
 """Of sysfs; libudev looks below /sys wherever the node's is mounted."""
 
 _ALWAYS_READ: Final = ("/dev/urandom", "/dev/random", "/dev/zero")

@@ -61,12 +61,12 @@ class Manifest:
     notes: tuple[str, ...] = ()
 
 
-def read_manifest(path: str, prefix: str) -> Manifest:
+def read_manifest(path: str, *prefixes: str) -> Manifest:
     """Read a Pod from a YAML or JSON file.
 
     Args:
         path: the file.
-        prefix: domain of the resources that matter (`fpga.intel.com`).
+        prefixes: domains of the resources that matter (`fpga.intel.com`).
 
     Raises:
         ManifestError: there is no Pod in it that kubelet would be given.
@@ -80,7 +80,7 @@ def read_manifest(path: str, prefix: str) -> Manifest:
         ) from error
     if len(text) > _MAX_BYTES:
         raise ManifestError(f"{path}: larger than the API server takes (1.5 MiB)")
-    return _Reader(path, prefix).manifest(_documents(path, text))
+    return _Reader(path, *prefixes).manifest(_documents(path, text))
 
 
 def _documents(path: str, text: bytes) -> list[Any]:
@@ -99,9 +99,9 @@ def _documents(path: str, text: bytes) -> list[Any]:
 class _Reader:
     """One file's way to a `Manifest`; every message names the file and the field."""
 
-    def __init__(self, path: str, prefix: str) -> None:
+    def __init__(self, path: str, *prefixes: str) -> None:
         self._path = path
-        self._prefix = f"{prefix}/"
+        self._prefixes = tuple(f"{prefix}/" for prefix in prefixes)
         self._notes: list[str] = []
 
     def manifest(self, documents: list[Any]) -> Manifest:
@@ -230,7 +230,7 @@ class _Reader:
     def _counts(self, value: Any, where: str) -> dict[ResourceName, int]:
         counts = {}
         for name, quantity in self._mapping(value, where).items():
-            if not isinstance(name, str) or not name.startswith(self._prefix):
+            if not isinstance(name, str) or not name.startswith(self._prefixes):
                 continue
             text = str(quantity)
             if isinstance(quantity, bool) or not _COUNT.fullmatch(text):

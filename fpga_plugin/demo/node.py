@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TextIO, cast
 
 from fpga_plugin.bitstreams.files import read_bytes
-from fpga_plugin.bitstreams.kinds import image_of
+from fpga_plugin.bitstreams.kinds import XCLBIN, image_of
 from fpga_plugin.bitstreams.places import all_places
 from fpga_plugin.bitstreams.store import Store, StoreEntry
 from fpga_plugin.daemon.logs import configure_logging
@@ -30,7 +30,7 @@ from fpga_plugin.ids import InterfaceId, known_resource
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 
-RESOURCE_PREFIX = "fpga.intel.com"
+RESOURCE_PREFIX, XRT_RESOURCE_PREFIX = "fpga.intel.com", "fpga.amd.com"
 
 PR_SECONDS = 0.25
 """How long a simulated partial reconfiguration takes: long enough to be seen. Real ones take
@@ -159,7 +159,8 @@ def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dic
     return {
         "FPGA_PLUGIN_RESOURCE_PREFIX": RESOURCE_PREFIX,
         "FPGA_PLUGIN_BACKEND": "simulated",
-        "FPGA_PLUGIN_SIMULATED_CARDS": ",".join(f"{CARDS}x{REGIONS}@{kind}" for kind in kinds),
+        "FPGA_PLUGIN_XRT_RESOURCE_PREFIX": XRT_RESOURCE_PREFIX,
+        "FPGA_PLUGIN_SIMULATED_CARDS": ",".join(_group(kind, store) for kind in kinds),
         "FPGA_PLUGIN_SIMULATED_DIR": os.path.join(folder, "cards"),
         "FPGA_PLUGIN_SIMULATED_PR_SECONDS": str(PR_SECONDS),
         "FPGA_PLUGIN_STATE_DIR": os.path.join(folder, "state"),
@@ -171,6 +172,15 @@ def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dic
         "FPGA_PLUGIN_CGROUP_ROOT": "",
         "FPGA_PLUGIN_HTTP_ADDRESS": "",
     }
+
+
+def _group(kind: InterfaceId, store: Store) -> str:
+    """Simulated cards of an interface id: Alveo ones where the store has xclbin files for it."""
+    alveo = any(
+        entry.interface_id == kind and entry.path.endswith(f".{XCLBIN.ending}")
+        for entry in store.list()
+    )
+    return f"{CARDS}x1+alveo@{kind}" if alveo else f"{CARDS}x{REGIONS}@{kind}"
 
 
 def _serving(folder: str, address: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
     RESOURCE_PREFIX,
+    XRT_RESOURCE_PREFIX,
     interface_ids,
     made_for_real_cards,
     running_node,
@@ -32,7 +33,11 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
-_KEP_POD = os.path.join(_HERE, "kep-pod.yaml")
+_PODS = {
+    kind: os.path.join(_HERE, name)
+    for kind, name in (("pac", "kep-pod.yaml"), ("alveo", "alveo-pod.yaml"))
+}
+"""Shown unless another is asked for, by the kind of cards."""
 """The same file as deploy/examples/kep-pod.yaml, which an installed package does not have."""
 
 _SAMPLES = (
@@ -47,7 +52,7 @@ class Options:
     """What the command line says.
 
     Attributes:
-        pod: a Pod manifest; None: the KEP's.
+        pod: a Pod manifest; None: the KEP's, or the like for other `cards`.
         bitstreams: a store; None: the repository's samples.
         json: events as JSON.
         verbose: the plugin's log on standard error.
@@ -61,6 +66,7 @@ class Options:
     verbose: bool
     quiet: bool = False
     serve: str | None = None
+    cards: str = "pac"
 
 
 def run(options: Options) -> int:
@@ -144,8 +150,8 @@ async def _serve(address: str, options: Options, output: Output, recorder: Recor
 async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
     if options.serve is not None:
         return await _serve(options.serve, options, output, recorder)
-    path = options.pod or _KEP_POD
-    manifest = read_manifest(path, RESOURCE_PREFIX)
+    path = options.pod or _PODS[options.cards]
+    manifest = read_manifest(path, RESOURCE_PREFIX, XRT_RESOURCE_PREFIX)
     for note in manifest.notes:
         _note(f"{path}: {note}")
     pod = manifest.pod
@@ -164,7 +170,8 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
             " image as its AFU id, so programming these will fail (bitstreams/README.md tells how"
             " the samples are made)"
         )
-    introduce(output, manifest, options.pod or "the KEP", store.root)
+    shown = options.pod or ("the KEP" if options.cards == "pac" else "the one for Alveo cards")
+    introduce(output, manifest, shown, store.root)
     names = _names(store)
     if isinstance(output, TextOutput):
         output.names = names

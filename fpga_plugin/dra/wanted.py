@@ -233,8 +233,7 @@ class _CardView:
         if (interface := self._interface()) is not None:
             told["interfaceID"] = interface
         if self.card is not None:
-            if self.card.firmware:
-                told["firmware"] = self.card.firmware
+            told |= _about(self.card)
             told[f"{STANDARD}/pciBusID"] = str(self.card.address)
             if self.card.pcie_root:
                 told[f"{STANDARD}/pcieRoot"] = self.card.pcie_root
@@ -274,6 +273,18 @@ class _CardView:
             effect = Effect.NO_EXECUTE if stuck else Effect.NO_SCHEDULE
             found.setdefault((key, effect), Taint(key, value or _word(one.cause), effect))
         return tuple(sorted(found.values()))
+
+
+def _about(card: Card) -> dict[str, Value]:
+    """What a card is; without what is not known."""
+    known = {
+        "vendor": card.vendor,
+        "family": card.family,
+        "model": card.model,
+        "serialNumber": card.serial,
+        "firmware": card.firmware,
+    }
+    return {name: text for name, text in known.items() if text}
 
 
 def _counter_sets(card: _CardView) -> tuple[CounterSet, ...]:

@@ -58,6 +58,15 @@ class Port(Protocol):
             ProgrammingError: the ioctl failed, or the FPGA manager reports an error for it.
         """
 
+    def leave(self) -> None:
+        """Let the region's owner load what it brings; of a card whose `owner_loads`.
+
+        The next programming of the plugin's ends that.
+
+        Raises:
+            HardwareError: the driver refused.
+        """
+
     def afu_id(self, expected: AfuId | None = None) -> AfuId:
         """The id of the accelerator in the region.
 
@@ -231,10 +240,11 @@ class Backend(Protocol):
             HardwareError: it failed.
         """
 
-    def guard(self, card: Card) -> str:
+    def guard(self, card: Card, *, left: bool) -> str:
         """Restore what keeps others from changing the regions, where that was lost.
 
-        Of a card whose regions the plugin made what they are. Returns what was missing, for people;
+        Of a card whose regions the plugin made what they are; `left`: one may be left to its owner
+        (`Port.leave`). Returns what was missing, for people;
         empty: nothing was.
 
         Raises:

@@ -144,9 +144,9 @@ class Families:
         """Reset a card that nobody uses."""
         self._of(card.id).reset(card)
 
-    def guard(self, card: Card) -> str:
+    def guard(self, card: Card, *, left: bool) -> str:
         """Restore what keeps others from changing a card's regions."""
-        return self._of(card.id).guard(card)
+        return self._of(card.id).guard(card, left=left)
 
     def rebind(self, card: Card) -> None:
         """Mend poisoned regions."""

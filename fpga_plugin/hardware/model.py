@@ -74,9 +74,14 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
+        family: whose drivers serve it: `dfl` or `xrt`.
+        vendor: of the card in a word, as `intel`.
+        model: the product's name, where it is known.
+        serial: the board's serial number, where its drivers tell.
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
             regions away for seconds: while nobody waits for one, and never in a PreStart.
         takes: the kind of image that its driver programs.
+        owner_loads: an owner that names no bitstream may load what it brings (`Port.leave`).
         guarded: device numbers of nodes that no container may have: who has one programs the card,
             or resets a slot.
         id: the card's device id.
@@ -95,7 +100,12 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
+    family: str = "dfl"
+    vendor: str = ""
+    model: str = ""
+    serial: str = ""
     resets: bool = False
+    owner_loads: bool = False
     takes: type[Image] = RawImage
     guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)
@@ -148,10 +158,13 @@ class CardHealth:
         failed: regions that must not be given out, each with what is wrong. A failure of the card
             as a whole names every region.
         degraded: worth a log line, no reason to take anything away.
+        unguarded: what keeps others from changing the card's regions is missing (`Backend.guard`):
+            what, for people. Of a card that the plugin never worked on it says nothing.
     """
 
     failed: Mapping[RegionId, Fault] = field(default_factory=dict)
     degraded: tuple[str, ...] = ()
+    unguarded: str = ""
 
 
 @dataclass(frozen=True, slots=True)

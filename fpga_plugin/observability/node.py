@@ -17,7 +17,7 @@ from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
 from fpga_plugin.bitstreams.manifest import InterfaceAliases
 from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
-from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust
+from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust, prefixes
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.image import Image
@@ -154,13 +154,14 @@ def look(settings: Settings) -> Node:
 
 def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
     """The resources under which a card, or something of it, would be advertised."""
+    prefix = prefixes(settings).get(seen.card.family, settings.resource_prefix)
     if settings.advertise is not Advertise.AF:
         if not seen.card.reprogrammable:
             return ()
         alias = seen.alias if names_interfaces(settings) else None
-        return resource_names(settings.resource_prefix, seen.card, alias)
+        return resource_names(prefix, seen.card, alias)
     found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
-    return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
+    return tuple(function_name(prefix, seen.card, one) for one in sorted(found))
 
 
 def function_view(one: PciFunction) -> FunctionView:

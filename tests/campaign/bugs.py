@@ -85,9 +85,8 @@ BUGS = {
     ),
     "scrub-under-a-living-pod": Bug(
         "cards/scrub.py",
-        "                one := await operations.living("
-        "operations.ledger.tenancies.left(region.id))\n",
-        "                one := None\n",
+        "        if (one := await operations.living(left)) is not None:\n",
+        "        if (one := None) is not None:\n",
         "17",
     ),
     "half-a-scrub-is-believed": Bug(

@@ -102,6 +102,13 @@ class Snapshot:
         return {device for row in rows for device in row["devices"]}
 
 
+def node_of(state: Mapping[str, Any]) -> str:
+    """A region's node, by what the cards wrote down."""
+    if "minor" in state:
+        return f"/dev/dri/renderD{state['minor']}"
+    return f"/dev/dfl-port.{state['node']}"
+
+
 def card_of(device: str) -> str:
     """A region's card; a card itself."""
     return device.partition("-p")[0]
@@ -307,7 +314,7 @@ class Checker:
             if holds != afu:
                 raise Violation(f"2: {region} holds {holds} where claim {claim} asked for {afu}")
             name = f"FPGA_DEVICE_{re.sub('[^A-Z0-9]', '_', region.upper())}"
-            if nodes.get(name, "").rpartition(".")[2] != str(state[region]["node"]):
+            if nodes.get(name) != node_of(state[region]):
                 raise Violation(f"10: claim {claim} has another node than {region}'s: {nodes}")
         self.checked += 1
 

@@ -19,12 +19,14 @@ from typing import Any
 
 from checker import Snapshot, Violation
 from claim_kubelet import ClaimKubelet
-from daemon_support import AFU, AFU_2, AFU_3, BLANK
+from daemon_support import AFU, AFU_2, AFU_3, BLANK, OTHER_BLANK
 from doubles.apiserver import ApiServerDouble, Reply, status
+from doubles.xclbins import VADD
 from dra_support import NAMESPACE, NODE, Claim, config, dra_name
-from node import BLANKS, LIMIT, Node, Side, regions_of
+from node import ALVEO_BLANK, BLANKS, LIMIT, Node, Side, regions_of
 
-CARDS = ("0000-10-00.0", "0000-11-00.0", "0000-12-00.0")
+CARDS = ("0000-10-00.0", "0000-11-00.0", "0000-12-00.0", "0000-13-00.0")
+IMAGES = {BLANK: (AFU, AFU_2, AFU_3), OTHER_BLANK: (AFU_3,), ALVEO_BLANK: (VADD,)}
 DEVICES = {dra_name(device): device for device in (*BLANKS, *CARDS)}
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -289,8 +291,8 @@ class ClaimSide(Side):
         wanted: dict[str, str] = {}
         tenant.claim.config = []
         for number, device in enumerate(tenant.devices):
-            own = BLANKS[regions_of([device])[0]] == BLANK
-            afu = self.rng.choice([AFU, AFU_2, AFU_3, ""] if own else [AFU_3, ""])
+            images = IMAGES[BLANKS[regions_of([device])[0]]]
+            afu = self.rng.choice([*images, ""])
             if afu:
                 one = config(requests=[f"r{number}"], bitstream=afu)
                 one["opaque"]["driver"] = tenant.driver

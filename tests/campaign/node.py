@@ -25,15 +25,17 @@ import points
 import spawn  # noqa: F401  # first: it says where the integration tests' modules are
 from checker import Checker, Snapshot, Violation, card_of, read_journal
 from daemon_support import AFU_2, BLANK, OTHER_BLANK, OTHER_ID, STORE, Plugin
+from doubles.xclbins import ALVEO
 from setup import Setup, changed
 from weather import FAIR, Weather, wind
 
-HARDWARE = f"2x2,1x2@{OTHER_ID}"
+HARDWARE = f"2x2,1x2@{OTHER_ID},1x1+alveo@{ALVEO}"
+ALVEO_REGION, ALVEO_BLANK = "0000-13-00.0-p0", "b1a2c3d4e5f60718293a4b5c6d7e8f90"
 BLANKS = {
     f"0000-{card}-00.0-p{port}": OTHER_BLANK if card == 12 else BLANK
     for card in (10, 11, 12)
     for port in (0, 1)
-}
+} | {ALVEO_REGION: ALVEO_BLANK}
 AT_ONCE = 8
 """Pods, or claims."""
 

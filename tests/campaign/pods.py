@@ -33,6 +33,7 @@ from daemon_support import (
     REGIONS,
     request,
 )
+from doubles.xclbins import ALVEO, VADD
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from node import BLANKS, LIMIT, Node, Side, regions_of
 from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
@@ -42,8 +43,17 @@ from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import ResourceName
 
-KINDS = {"regions": REGIONS, "cards": CARDS, "others": OTHER_REGIONS}
-LISTED = {REGIONS: 4, CARDS: 2, OTHER_REGIONS: 2, OTHER_CARDS: 1}
+XRT_PREFIX = "fpga.amd.com"
+ALVEO_REGIONS, ALVEO_CARDS = f"{XRT_PREFIX}/region-{ALVEO}", f"{XRT_PREFIX}/fpga-{ALVEO}"
+KINDS = {"regions": REGIONS, "cards": CARDS, "others": OTHER_REGIONS, "alveos": ALVEO_REGIONS}
+LISTED = {
+    REGIONS: 4,
+    CARDS: 2,
+    OTHER_REGIONS: 2,
+    OTHER_CARDS: 1,
+    ALVEO_REGIONS: 1,
+    ALVEO_CARDS: 1,
+}
 PAUSE = 0.15
 """Seconds that a kubelet is away when it restarts: a PR that has begun ends in less."""
 
@@ -71,7 +81,9 @@ class Tenant:
 
 
 def under(resource: str, prefix: str) -> ResourceName:
-    """A resource's name where this prefix is set."""
+    """A resource's name where this prefix is set; that of Alveo cards' does not change."""
+    if resource.startswith(f"{XRT_PREFIX}/"):
+        return ResourceName(resource)
     return ResourceName(f"{prefix}/{resource.partition('/')[2]}")
 
 
@@ -161,6 +173,7 @@ def make_pod(rng: random.Random, number: int, prefix: str) -> DemoPod:
 
     both = dict(request(AFU)) | dict(request(AFU_3, interface=OTHER_ID, n="9"))
     other = dict(request(AFU_3, interface=OTHER_ID))
+    alveo = dict(request(VADD, interface=ALVEO))
     init = fpga("first", asks())
     before, apps = rng.choice(
         [
@@ -174,6 +187,8 @@ def make_pod(rng: random.Random, number: int, prefix: str) -> DemoPod:
             ((), (fpga("app", asks(), cards=1),)),
             ((fpga("first", asks(), cards=1),), (fpga("app", asks(), cards=1),)),
             ((), (fpga("app", both, regions=1, others=1),)),
+            ((), (fpga("app", rng.choice([alveo, {}]), alveos=1),)),
+            ((), (fpga("one", alveo, alveos=1), fpga("two", alveo, alveos=1))),
         ]
     )
     return DemoPod(name=f"pod-{number}", init_containers=before, containers=apps)

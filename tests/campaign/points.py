@@ -99,6 +99,7 @@ def install(env: Mapping[str, str]) -> None:
     points = Points(env[LOG], env.get(KILL, ""))
     _journal(points, env)
     _hardware(points)
+    _alveo(points)
     _wire(points)
     if env.get("FPGA_PLUGIN_MODE") == "dra":
         _claims(points)
@@ -182,6 +183,47 @@ def _hardware(points: Points) -> None:
     Board.clear_memory = clear  # type: ignore[method-assign]
     for method in ("open", "ioctl", "write", "close"):
         points.around(SimulatedKernel, method, "hardware")
+
+
+def _alveo(points: Points) -> None:
+    """Of Alveo cards the same, in a time in which something else can happen, too."""
+    from fpga_plugin.hardware.simulated.alveo import board
+    from fpga_plugin.hardware.simulated.alveo.board import AlveoBoard
+    from fpga_plugin.hardware.simulated.alveo.kernel import SimulatedXrtKernel
+    from fpga_plugin.hardware.xrt import mask, port, reset
+    from fpga_plugin.hardware.xrt.backend import XrtBackend
+
+    for name in ("COPY", "RESET", "DOWN", "UP", "LOST", "REFRESH"):
+        seconds = f"{name}_SECONDS"
+        setattr(board, seconds, getattr(board, seconds) / 20)
+    port.LATE_REFRESH_SECONDS = 0.02
+    mask._POLL_SECONDS = reset._POLL_SECONDS = 0.005
+    loads, fails = AlveoBoard.loads, AlveoBoard.fails
+    happens, cleared = AlveoBoard._happens, XrtBackend.clear_memory
+
+    def load(self: Any, uuid: Any, **more: Any) -> None:
+        loads(self, uuid, **more)
+        points.note("PR", self.region, self.state.afu_id)
+
+    def fail(self: Any, **more: Any) -> None:
+        fails(self, **more)
+        points.note("PR", self.region, self.state.afu_id)
+
+    def happen(self: Any, what: str, at: float) -> None:
+        happens(self, what, at)
+        if what == "reset":
+            points.note("RESET", self.region)
+
+    def clear(self: Any, card: Any) -> None:
+        cleared(self, card)
+        points.note("CLEAR", card.id)
+
+    AlveoBoard.loads = load  # type: ignore[method-assign]
+    AlveoBoard.fails = fail  # type: ignore[method-assign]
+    AlveoBoard._happens = happen  # type: ignore[method-assign]
+    XrtBackend.clear_memory = clear  # type: ignore[method-assign]
+    for method in ("open", "ioctl", "write", "close"):
+        points.around(SimulatedXrtKernel, method, "hardware", f"alveo-{method}")
 
 
 def _wire(points: Points) -> None:

@@ -1,6 +1,7 @@
-"""`python tests/kernel`: the plugin on the real DFL drivers, in a virtual machine.
+"""`python tests/kernel`: the plugin on the real drivers, in a virtual machine.
 
-    python tests/kernel [pytest's arguments]      the tests in tests/kernel/guest
+    python tests/kernel [pytest's arguments]      the tests on DFL cards
+    python tests/kernel --alveo [the same]        those on Alveo cards, and AMD's drivers built
     python tests/kernel -- COMMAND [ARGUMENTS]    anything else in the guest
 
 Everything that it needs is downloaded and built in `.cache/kernel` of the clone. Ends with pytest's
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import modules
 import sources
+import xrt
 from machine import Machine
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -44,6 +46,7 @@ _CHOSEN = {
 """What else is worth the time: the processor is emulated, a start of the plugin takes seconds."""
 
 SUITE = (
+    "--ignore-glob=*alveo*",
     "tests/kernel/guest",
     "tests/integration/test_life.py",
     "tests/integration/test_faults.py",
@@ -53,6 +56,9 @@ SUITE = (
 )
 """What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
 
+ALVEO = ("tests/kernel/guest/test_alveo_*.py", "tests/kernel/guest/breaking_alveo.py")
+"""Those of Alveo cards; the last damage the kernel."""
+
 _TESTS = "-p on_real_cards -p no:cacheprovider -o faulthandler_timeout=120"
 
 
@@ -61,21 +67,29 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
+def _script(command: str, alveo: list[Path]) -> str:
+    """What the guest runs; tests that want Alveo cards load the modules for them."""
+    return (
+        "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
+        "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
+        "export PYTHONPATH=tests/kernel/guest:tests/integration:tests\n"
+        f"export GUEST_ALVEO_MODULES='{' '.join(map(str, alveo))}'\n"
+        f"{command}"
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Prepare, boot, run."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the machine goes with us
     python = CLONE / ".venv/bin/python"
+    if alveo := arguments[:1] == ["--alveo"]:
+        del arguments[0]
     if arguments[:1] == ["--"]:
         command = shlex.join(arguments[1:])
     else:
-        wanted = shlex.join(arguments) if arguments else " ".join(SUITE)
+        # The patterns of a suite are the shell's in the guest.
+        wanted = shlex.join(arguments) if arguments else " ".join(ALVEO if alveo else SUITE)
         command = f"{python} -m pytest {_TESTS} {wanted}"
-    script = (
-        "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
-        "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
-        "export PYTHONPATH=tests/kernel/guest:tests/integration:tests\n"
-        f"{command}"
-    )
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time in a clone
@@ -84,9 +98,14 @@ def main(arguments: list[str]) -> int:
             unpacked = sources.fetch(CACHE)
             built = modules.build(CACHE, unpacked)
             _say(f"Linux {unpacked.release} and its drivers: {time.monotonic() - begin:.0f} s")
+            amd: list[Path] = []
+            if alveo:
+                begin = time.monotonic()
+                amd = xrt.build(CACHE, unpacked)
+                _say(f"AMD's drivers: {time.monotonic() - begin:.0f} s")
             machine = Machine(sources=unpacked, card_modules=built, clone=CLONE, cache=CACHE)
             begin = time.monotonic()
-            code = machine.run(script, limit=LIMIT)
+            code = machine.run(_script(command, amd), limit=LIMIT)
             _say(f"the machine ran for {time.monotonic() - begin:.0f} s")
         except sources.CannotRunError as error:
             _say(str(error))

@@ -25,6 +25,7 @@ AREAS = {
         )
     ),
     "port": ("hardware/dfl/port.py", "hardware/grant.py", "hardware/dfl/rebind.py"),
+    "alveo": ("hardware/xrt/*.py", "hardware/families.py"),
     "policy": ("policy/*.py",),
     "trust": ("bitstreams/trust.py", "bitstreams/signatures.py", "bitstreams/verdicts.py"),
     "dra": ("dra/*.py", "kubernetes/apiserver/nodecheck.py"),

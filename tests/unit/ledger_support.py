@@ -156,7 +156,7 @@ def make_lists(
     """`scrub`: for all lists of this ledger."""
     unblanked = advertise is Advertise.AF or scrub is ScrubPolicy.BEST_EFFORT
     ledger.obstacles.offered = CLEAN if unblanked else frozenset({Condition.BLANK})
-    return DeviceLists(ledger, prefix=PREFIX, advertise=advertise)
+    return DeviceLists(ledger, advertise=advertise)
 
 
 def trouble(ledger: Ledger, region: RegionId) -> str:

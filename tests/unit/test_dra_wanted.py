@@ -84,6 +84,7 @@ def test_attributes_say_what_claims_choose_by() -> None:
         "type": "region",
         "card": device_name(device(OTHER)),
         "interfaceID": OTHER.interface_id,
+        "family": "dfl",
         "resource.kubernetes.io/pciBusID": str(OTHER.address),
         "resource.kubernetes.io/numaNode": 1,
         "afuID": "",
@@ -106,6 +107,19 @@ def test_which_static_part_a_card_has_is_told_of_it_and_of_its_regions() -> None
     mine = {device_name(one) for one in (P0, P1, BOARD)}
     assert {name for name, text in found.items() if text == "0x23000410010309"} == mine
     assert {found[name] for name in found.keys() - mine} == {None}
+
+
+def test_what_a_card_is_is_told_as_far_as_it_is_known() -> None:
+    ledger, _ = make_ledger(
+        replace(CARD, family="xrt", vendor="amd", model="AMD Alveo U55C", serial="XFL1")
+    )
+    for one in told(ledger).values():
+        assert {
+            "family": "xrt",
+            "vendor": "amd",
+            "model": "AMD Alveo U55C",
+            "serialNumber": "XFL1",
+        }.items() <= one.attributes.items()
 
 
 def test_a_pods_life_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fpga_plugin.hardware.xrt.defs import IOCTLS
 from fpga_plugin.host.sandbox import refused_calls, seccomp
 from fpga_plugin.host.sandbox.refused_calls import REFUSED
 
@@ -103,10 +104,13 @@ def test_ioctls_are_those_of_files_sockets_and_cards(architecture: str):
         "TCGETS2": 0x802C542A, "TIOCGWINSZ": 0x5413, "SIOCGIFINDEX": 0x8933,
         "DFL_FPGA_FME_PORT_PR": 0xB680, "DFL_FPGA_PORT_RESET": 0xB640,
         "DFL_FPGA_PORT_GET_INFO": 0xB641,
+        **{f"XRT {request:#x}": request for request in IOCTLS},
     }  # fmt: skip
     refused = {
         "BLKGETSIZE": 0x1260, "SG_IO": 0x2285, "NVME_IOCTL_ADMIN_CMD": 0xC0484E41,
         "KVM_CREATE_VM": 0xAE01, "FS_IOC_SETFLAGS": 0x40086602,
+        "DRM_IOCTL_MODE_CREATE_DUMB": 0xC02064B2, "DRM_IOCTL_XOCL_HOT_RESET": 0x6455,
+        "DRM_IOCTL_XOCL_CTX": 0xC0206448,
     }  # fmt: skip
     for name, request in allowed.items():
         assert verdict(architecture, call, 3, request) == ALLOWED, name

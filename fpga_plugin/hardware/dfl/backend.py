@@ -180,7 +180,7 @@ class DflBackend:
     def reset(self, card: Card) -> None:
         """Its regions are reset one by one, and nothing else is."""
 
-    def guard(self, card: Card) -> str:  # noqa: ARG002 - of the interface
+    def guard(self, card: Card, *, left: bool) -> str:  # noqa: ARG002 - of the interface
         """Who may program is decided by the FME's node, which nobody is given."""
         return ""
 

@@ -97,6 +97,9 @@ PRODUCTS: dict[tuple[str, ...], str] = {
 }
 """Physical functions in dfl-pci's id table: vendor and device, and where it matters subsystem."""
 
+VENDORS = {"8086": "intel", "1c2c": "silicom"}
+"""By PCI vendor id, in a word."""
+
 WITHOUT_PR = frozenset({("8086", "0b30")})
 """Cards whose FME shows an interface id although nothing can be programmed through it.
 

@@ -218,6 +218,8 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
         some_memory_stays=some_memory_stays(kernel, fme),
         iommu=pci.iommu(kernel, functions),
         description=_description(kernel, base.parent),
+        vendor=defs.VENDORS.get(pci.ids(kernel, base.parent)[0], ""),
+        model=_product(pci.ids(kernel, base.parent)),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
         reprogrammable=pci.ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
         pcie_root=pci.root_complex(base.parent),
@@ -428,5 +430,9 @@ def _description(kernel: Kernel, parent: str) -> str:
     if not all(re.fullmatch(r"[0-9a-f]{4}", part, re.ASCII) for part in ids[:2]):
         return ""
     numbers = ":".join(ids[:2])
-    product = defs.PRODUCTS.get(ids) or defs.PRODUCTS.get(ids[:2])
+    product = _product(ids)
     return f"{product} ({numbers})" if product else numbers
+
+
+def _product(ids: tuple[str, ...]) -> str:
+    return defs.PRODUCTS.get(ids) or defs.PRODUCTS.get(ids[:2]) or ""

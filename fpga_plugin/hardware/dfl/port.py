@@ -327,6 +327,9 @@ class DflPort:
                 says += [quote(line) for line in status.splitlines() if line.strip()]
         return says
 
+    def leave(self) -> None:
+        """Nobody who has the node can program it."""
+
     def afu_id(self, expected: AfuId | None = None) -> AfuId:  # noqa: ARG002 - there is one
         """The id of the accelerator in the region; see `read_afu_id`."""
         return read_afu_id(self._kernel, self._region)

@@ -170,6 +170,9 @@ class OfsSlot:
             self._judge(error)
             raise
 
+    def leave(self) -> None:
+        """Nobody who has the node can program it."""
+
     def afu_id(self, expected: AfuId | None = None) -> AfuId:
         """What the slot's functions show: `expected` if one of them does, else the first one's.
 

@@ -29,6 +29,7 @@ def simulated_backend(
     owner: bool,
     slots: str | None = None,
     rule: SlotRule | None = None,
+    tenant_loads: bool = False,
 ) -> SimulatedHardware:
     """Simulated cards whose state is in `directory`.
 
@@ -40,6 +41,7 @@ def simulated_backend(
             write nothing, and do not start the events.
         slots: the directory of the slots' notes; None: in memory.
         rule: which functions are behind the slots of OFS cards.
+        tenant_loads: owners of Alveo cards may load what they bring.
 
     Raises:
         SettingsError: the directory cannot be made or written.
@@ -58,5 +60,5 @@ def simulated_backend(
         from fpga_plugin.hardware.xrt.backend import XrtBackend
 
         alveo = SimulatedXrtKernel(kernel, pr_seconds=pr_seconds)
-        backend = Families([backend, XrtBackend(alveo)])
+        backend = Families([backend, XrtBackend(alveo, tenant_loads=tenant_loads)])
     return SimulatedHardware(kernel, backend, SimulatedEvents(kernel))

@@ -14,7 +14,13 @@ from fpga_plugin.hardware.simulated.faults import Faults
 from fpga_plugin.hardware.simulated.functions import VfioDriver, is_ofs
 from fpga_plugin.hardware.simulated.numbers import Numbers
 from fpga_plugin.hardware.simulated.slots import CardFile, Slots
-from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS, RegionState, StateFile, Stored
+from fpga_plugin.hardware.simulated.state import (
+    MOST_FUNCTIONS,
+    AlveoState,
+    RegionState,
+    StateFile,
+    Stored,
+)
 from fpga_plugin.hardware.simulated.topology import Topology
 from fpga_plugin.hardware.simulated.tree import failure
 from fpga_plugin.ids import CardId, RegionId, region_id
@@ -137,6 +143,9 @@ class Rack:
     def _power_up(self) -> None:
         """Start with what the files say: cards that stayed plugged kept their configuration."""
         saved = self.machine.state.load()
+        for region, state in saved.items():
+            if isinstance(state, AlveoState):  # other drivers' cards have their lines in the file
+                self.machine.state.put(region, state)
         mine = filter(self._mine, self.slots.plugged())
         found = [(card, self.slots.look(card)) for card in mine]
         plugged = [(card, file) for card, file in found if file is not None]

@@ -25,6 +25,19 @@ def value(kernel: Kernel, path: str) -> int | None:
     return None if text is None else number(path, text)
 
 
+def is_offline(kernel: Kernel, function: str) -> bool:
+    """Whether a function's driver says that its card is being reset.
+
+    `dev_offline` is 1 then. While PF1 takes its parts down and makes them again it is -19 (ENODEV):
+    its driver has no device for a moment (userpf/xocl_sysfs.c, dev_offline_show). Or it is not
+    there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return (optional(kernel, f"{function}/dev_offline") or "").strip() != "0"
+
+
 def loaded(kernel: Kernel, user: str, region: RegionId) -> AfuId:
     """The uuid of the xclbin that PF1's driver believes is loaded; `NO_IMAGE`: none.
 

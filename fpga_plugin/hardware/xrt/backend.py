@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
 from fpga_plugin.hardware import pci
@@ -30,9 +31,9 @@ from fpga_plugin.hardware.xrt.handles import (
     functions_of,
     instance,
 )
-from fpga_plugin.hardware.xrt.health import health, readings
+from fpga_plugin.hardware.xrt.health import health, readings, unguarded
 from fpga_plugin.hardware.xrt.load import opened
-from fpga_plugin.hardware.xrt.mask import masked, set_mask
+from fpga_plugin.hardware.xrt.mask import set_mask
 from fpga_plugin.hardware.xrt.memory import clear
 from fpga_plugin.hardware.xrt.port import XrtPort, errors, read_afu_id
 from fpga_plugin.hardware.xrt.reset import advice, hot_reset, put_online
@@ -44,10 +45,12 @@ class XrtBackend:
 
     Args:
         kernel: where the trees and the device nodes are.
+        tenant_loads: owners that name no bitstream may load what they bring.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, *, tenant_loads: bool = False) -> None:
         self._kernel = kernel
+        self._tenant_loads = tenant_loads
         self._aer = AerCounters()
         self._one_reset = threading.Lock()
         self._resetting: dict[CardId, Card] = {}
@@ -84,7 +87,8 @@ class XrtBackend:
             return before  # the reset began while it was read
         if not isinstance(found, Card):
             self._aer.forget(card)
-        return found
+            return found
+        return replace(found, owner_loads=self._tenant_loads)
 
     def open_port(self, card: Card, region: Region) -> XrtPort:
         """A region, held by the tenancies alone: there is no exclusive open."""
@@ -222,21 +226,15 @@ class XrtBackend:
             with self._one_reset:
                 put_online(self._kernel, card, functions)
 
-    def guard(self, card: Card) -> str:
+    def guard(self, card: Card, *, left: bool) -> str:
         """Mask a card's requests again where that was lost, as when xclmgmt was bound anew."""
         functions = functions_of(card)
-        try:
-            now = masked(self._kernel, functions)
-        except OSError as error:
-            raise HardwareError(
-                f"the mask of card {card.id} cannot be read ({error.strerror})",
-                hint="see the kernel's log",
-            ) from error
-        if now == (defs.MASK, defs.MASK):
+        mask = defs.MASK_WHILE_LOADING if left else defs.MASK
+        missing = unguarded(self._kernel, functions)
+        if not missing or (left and not unguarded(self._kernel, functions, mask)):
             return ""
-        set_mask(self._kernel, card.id, functions, defs.MASK)
-        was = "not there" if now[0] is None else f"{now[0]:#x}"
-        return f"the mask of its mailbox was {was}: it is {defs.MASK:#x} again"
+        set_mask(self._kernel, card.id, functions, mask)
+        return missing
 
     def health(self, card: Card) -> CardHealth:
         """What the card's own signals say now."""

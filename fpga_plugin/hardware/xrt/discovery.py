@@ -85,7 +85,8 @@ def scan_card(kernel: Kernel, card: CardId, *, cleared: int) -> Card | CardProbl
     try:
         return _card(kernel, address, cleared)
     except HardwareError as error:
-        return CardProblem(address, error.message, error.hint, passing=True)
+        hint = error.hint or "the drivers say nonsense: see the kernel's log"
+        return CardProblem(address, error.message, hint, passing=True)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return CardProblem(
@@ -129,6 +130,10 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         handle=functions,
         pcie_root=pci.root_complex(kernel.realpath(management)),
         firmware=_shell(kernel, management),
+        family="xrt",
+        vendor="amd",
+        model=product,
+        serial=serial_number(kernel, management),
         guarded=_guarded(kernel, management),
         resets=True,
         takes=Xclbin,

@@ -11,9 +11,10 @@ from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardHealth, Readings
 from fpga_plugin.hardware.sysfs import children
-from fpga_plugin.hardware.xrt.attributes import value
-from fpga_plugin.hardware.xrt.handles import check_instance, functions_of
-from fpga_plugin.hardware.xrt.mask import is_ready
+from fpga_plugin.hardware.xrt import defs
+from fpga_plugin.hardware.xrt.attributes import is_offline, value
+from fpga_plugin.hardware.xrt.handles import Functions, check_instance, functions_of
+from fpga_plugin.hardware.xrt.mask import is_ready, masked
 from fpga_plugin.hardware.xrt.port import errors
 from fpga_plugin.hardware.xrt.reset import advice
 
@@ -23,7 +24,18 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
     degraded: list[str] = []
     fault = _fault(kernel, card, aer, degraded)
     failed = {} if fault is None else {region.id: fault for region in card.regions}
-    return CardHealth(failed, tuple(dict.fromkeys(degraded)))
+    return CardHealth(failed, tuple(dict.fromkeys(degraded)), unguarded(kernel, functions_of(card)))
+
+
+def unguarded(kernel: Kernel, functions: Functions, mask: int = defs.MASK) -> str:
+    """What is wrong with the mask of mailbox requests; empty: nothing, or it cannot be read."""
+    try:
+        of_management, of_user = masked(kernel, functions)
+    except (HardwareError, OSError):
+        return ""  # the card's signals say why
+    if None in {of_management, of_user} or of_management == of_user == mask:
+        return ""
+    return f"the mask of its mailbox is {of_management:#x}, the user function's copy {of_user:#x}"
 
 
 def _fault(kernel: Kernel, card: Card, aer: AerCounters, degraded: list[str]) -> Fault | None:
@@ -55,7 +67,7 @@ def _passing(kernel: Kernel, card: Card, aer: AerCounters) -> str:
             f"fatal: {count} PCI Express errors on card {card.id} (aer_dev_fatal); where it works,"
             f" `fpga-plugin card retry {card.id}`"
         )
-    if value(kernel, f"{functions.management}/dev_offline"):
+    if is_offline(kernel, functions.management):
         return f"unreadable: card {card.id} is offline"
     if value(kernel, f"{functions.management}/ready") != 1 or not is_ready(kernel, functions):
         return f"unreadable: card {card.id} is not ready"

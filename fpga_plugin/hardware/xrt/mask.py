@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from fpga_plugin.errors import CardGoneError, HardwareError
 from fpga_plugin.hardware.kernel import Kernel
-from fpga_plugin.hardware.xrt.attributes import value
+from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions
 from fpga_plugin.ids import CardId
 
@@ -95,4 +95,4 @@ def is_ready(kernel: Kernel, functions: Functions) -> bool:
         OSError: it cannot be read.
     """
     ready = value(kernel, f"{functions.user}/ready")
-    return ready == 1 and not value(kernel, f"{functions.user}/dev_offline")
+    return ready == 1 and not is_offline(kernel, functions.user)

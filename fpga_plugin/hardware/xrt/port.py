@@ -161,6 +161,14 @@ class XrtPort:
                 hint="a reset of the card ends that; a scrub does it at the allocation's end",
             )
 
+    def leave(self) -> None:
+        """Let through what a tenant needs to load what it brings, and nothing else.
+
+        Whoever may send these requests is trusted with the node: they carry a pointer that PF0's
+        driver follows (mgmtpf/mgmt-core.c, XCL_MAILBOX_REQ_LOAD_XCLBIN_KADDR).
+        """
+        set_mask(self._kernel, self._card.id, self._functions, defs.MASK_WHILE_LOADING)
+
     def afu_id(self, expected: AfuId | None = None) -> AfuId:  # noqa: ARG002 - there is one
         """The uuid that PF1's driver has on record; see `read_afu_id`."""
         return read_afu_id(self._kernel, self._region)

@@ -19,7 +19,7 @@ from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.sysfs import children
 from fpga_plugin.hardware.xrt import defs
-from fpga_plugin.hardware.xrt.attributes import value
+from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions
 from fpga_plugin.hardware.xrt.load import holders
 from fpga_plugin.hardware.xrt.mask import is_ready, set_mask
@@ -139,7 +139,7 @@ def _wait_for_management(kernel: Kernel, card: CardId, functions: Functions) -> 
 
 def _offline(kernel: Kernel, functions: Functions) -> bool:
     try:
-        return value(kernel, f"{functions.management}/dev_offline") != 0
+        return is_offline(kernel, functions.management)
     except OSError:
         return True
 

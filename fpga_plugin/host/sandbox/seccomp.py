@@ -58,6 +58,14 @@ _IOCTL_TYPES: Final = (
 )
 """Bits 8 to 15 of a request: which driver it is for."""
 
+_IOCTLS: Final = (
+    0xC0406400,  # DRM_IOCTL_VERSION of drm/drm.h
+    0xC020644E,  # DRM_IOCTL_XOCL_PREAD_UNMGD, PWRITE_UNMGD and READ_AXLF of XRT's xocl_ioctl.h
+    0xC020644F,
+    0xC0286454,
+)
+"""Requests of a type that is not allowed as a whole: DRM's is that of every graphics card."""
+
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, value."""
 
@@ -169,7 +177,10 @@ def _socket() -> list[Instruction]:
 
 def _ioctl() -> list[Instruction]:
     """Of the node's other devices, which he can open, an attacker controls none."""
-    lines = [_argument(1), (_SHIFT, 0, 0, 8), (_AND, 0, 0, 0xFF)]
+    lines = [_argument(1)]
+    for request in _IOCTLS:
+        lines += [(_EQUAL, 0, 1, request), (_RETURN, 0, 0, _ALLOW)]
+    lines += [(_SHIFT, 0, 0, 8), (_AND, 0, 0, 0xFF)]
     for kind in _IOCTL_TYPES:
         lines += [(_EQUAL, 0, 1, kind), (_RETURN, 0, 0, _ALLOW)]
     return [*lines, _refuse(errno.EPERM)]

@@ -40,6 +40,8 @@ IOCTLS = {
     0xB680: "pr",  # DFL_FPGA_FME_PORT_PR
     0x3B66: "domain",  # VFIO_SET_IOMMU
     0x3B6A: "read-back",  # VFIO_GROUP_GET_DEVICE_FD
+    0xC0286454: "load",  # DRM_IOCTL_XOCL_READ_AXLF
+    0xC020644F: "zero",  # DRM_IOCTL_XOCL_PWRITE_UNMGD
 }
 PR = 0xB680
 PCI = Path("/sys/bus/pci/devices")
@@ -50,12 +52,18 @@ def _written(path: str, text: str) -> str:
     name = path.rpartition("/")[2]
     if name == "driver_override":
         return "override" if text.strip() else "no-override"
+    if name == "config_mailbox_channel_disable":
+        return "mask"
+    if name == "shutdown":
+        return "shutdown" if int(text) else "online"
     return {"errors": "errors"}.get(name, "clear" if name.endswith("_clear") else name)
 
 
 def _opened(node: str) -> str:
     if node == "/dev/vfio/vfio":
         return "container"
+    if node.startswith("/dev/dri/"):
+        return "render-node"
     return "group" if node.startswith("/dev/vfio/") else re.sub(r"/dev/dfl-|\.\d+", "", node)
 
 

@@ -6,8 +6,8 @@ is looked at: a warning or an oops fails the test that ran then.
 """
 
 import inspect
+import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -76,16 +76,31 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             sys.__stdout__.write(f"--- {title} ---\n{content}\n")
 
 
-def _log() -> list[str]:
-    return subprocess.run(
-        ["dmesg"], check=True, capture_output=True, text=True, errors="replace"
-    ).stdout.splitlines()
+def follow_log() -> int:
+    """A descriptor of the kernel's log, from here on."""
+    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.lseek(log, 0, os.SEEK_END)
+    return log
+
+
+def written(log: int) -> list[str]:
+    """What the kernel has written since then, or since this was asked; a read is a message."""
+    found = []
+    while True:
+        try:
+            found.append(os.read(log, 8192).decode(errors="replace").partition(";")[2].rstrip())
+        except BlockingIOError:
+            return found
+        except BrokenPipeError:
+            continue  # the kernel has overwritten some: the next are there
 
 
 @pytest.fixture(autouse=True)
 def _the_kernel_has_nothing_to_complain_of() -> Iterator[None]:
-    before = _log()
-    yield
-    after = _log()
-    new = after[after.index(before[-1]) + 1 :] if before and before[-1] in after else after
+    log = follow_log()
+    try:
+        yield
+        new = written(log)
+    finally:
+        os.close(log)
     assert not [line for line in new if TROUBLE.search(line)], "\n".join(new)

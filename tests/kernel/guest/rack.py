@@ -23,6 +23,9 @@ from typing import Any, Self
 
 import daemon_support
 
+PlainNode = daemon_support.Node
+"""What `RealNode` takes the place of (`on_real_cards`)."""
+
 DEBUGFS = Path("/sys/kernel/debug/fakedfl")
 DRIVER = Path("/sys/bus/pci/drivers/dfl-pci")
 PCI = Path("/sys/bus/pci/devices")

@@ -106,6 +106,11 @@ class AlveoBoard:
         else:
             self.machine.state.put(self.region, state)
 
+    def save(self) -> None:
+        """Write down what was written to its memory since."""
+        if self._owner:
+            self.machine.state.save()
+
     def fault(self) -> Fault | None:
         """What is armed for the card."""
         return self.machine.faults.armed(self.region)

@@ -186,8 +186,10 @@ class SimulatedXrtKernel:
     def close(self, handle: Handle) -> None:
         """Close a render node."""
         with self._lock:
-            if self._open.pop(handle, None) is None:
+            if (file := self._open.pop(handle, None)) is None:
                 raise failure(errno.EBADF)
+            if not file.board.gone:
+                file.board.save()
 
     def _wait(self, seconds: float) -> None:
         """Let others look while a load runs."""

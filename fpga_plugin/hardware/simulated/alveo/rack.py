@@ -10,7 +10,7 @@ from fpga_plugin.hardware.simulated.alveo import layout
 from fpga_plugin.hardware.simulated.alveo.board import FIRST_MINOR, AlveoBoard
 from fpga_plugin.hardware.simulated.numbers import Numbers
 from fpga_plugin.hardware.simulated.rack import Rack
-from fpga_plugin.hardware.simulated.state import AlveoState, Stored
+from fpga_plugin.hardware.simulated.state import AlveoState
 from fpga_plugin.hardware.simulated.tree import (
     Attribute,
     Directory,
@@ -20,7 +20,7 @@ from fpga_plugin.hardware.simulated.tree import (
     Node,
     failure,
 )
-from fpga_plugin.ids import CardId, PciAddress, RegionId
+from fpga_plugin.ids import CardId, PciAddress
 from fpga_plugin.settings.settings import SimulatedKind
 
 
@@ -64,10 +64,13 @@ class AlveoRack:
         self._owner = owner
         self._minors = Numbers()
         self._removed: set[CardId] = set()
-        self._saved: dict[RegionId, Stored] = rack.machine.state.load()
         self.root: Directory = Fixed({"sys": self._sys()})
         self.look()
-        self._saved = {}
+        for region, state in tuple(rack.machine.state.regions.items()):
+            if isinstance(state, AlveoState) and all(
+                board.region != region for board in self.boards.values()
+            ):
+                rack.machine.state.drop(region)  # it was unplugged while no daemon ran
 
     def note_removal(self, card: CardId) -> None:
         """As of the DFL drivers' rack."""
@@ -109,7 +112,7 @@ class AlveoRack:
             owner=self._owner,
         )
         self.boards[card] = board
-        saved = self._saved.get(board.region) if stayed else None
+        saved = machine.state.regions.get(board.region) if stayed else None
         board.power_up(saved if isinstance(saved, AlveoState) else AlveoState())
         slots.remember(card, file.inode)
         self._rack.changed()

@@ -1,0 +1,414 @@
+"""Alveo cards: the life of a claim on them, and what their reset changes about it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from daemon_support import (
+    AFU,
+    BLANK,
+    CARDS,
+    HEALTHY,
+    MAIN,
+    NO_REQUEST,
+    REGIONS,
+    UNHEALTHY,
+    Cgroups,
+    Node,
+    Refused,
+    eventually,
+    request,
+)
+from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
+from dra_support import DraNode
+
+ALVEO_REGIONS, ALVEO_CARDS = f"fpga.amd.com/region-{ALVEO}", f"fpga.amd.com/fpga-{ALVEO}"
+OTHER = "b7c1e2d34b5f46889a0b1c2d3e4f5061"
+NOTHING = "b1a0" + "0" * 27 + "1"
+NONE = "0" * 32
+CARD, CARD_2 = "0000-10-00.0", "0000-11-00.0"
+P0, P1 = f"{CARD}-p0", f"{CARD_2}-p0"
+HBM = 6
+
+MASK = 0x643A0
+
+
+def blank() -> bytes:
+    """A blank: no kernel, and one bank of memory."""
+    made = parts(xml=metadata(), layout=units(), banks=memory((HBM, 1, 1 << 10, 0, "HBM[0]")))
+    return axlf(made.values(), NOTHING)
+
+
+def fill(node: Node) -> None:
+    """Give a node a store with xclbins."""
+    store = node.own_store() / ALVEO
+    store.mkdir(exist_ok=True)
+    for name, content in {"blank": blank(), VADD: xclbin(VADD), OTHER: xclbin(OTHER)}.items():
+        (store / f"{name}.xclbin").write_bytes(content)
+
+
+class AlveoNode(Node):
+    """A node with these cards, and a store with xclbins for Alveo ones."""
+
+    def __init__(self, hardware: str = f"1x1+alveo@{ALVEO}", **settings: str) -> None:
+        super().__init__(hardware, **settings)
+        fill(self)
+
+    def alveo(self, region: str = P0) -> dict[str, object]:
+        return self.state()[region]
+
+
+class AlveoDraNode(DraNode):
+    """The same, where ResourceClaims are served."""
+
+    def __init__(self) -> None:
+        super().__init__(f"1x1+alveo@{ALVEO}")
+        fill(self)
+
+
+def ask(uuid: str = VADD) -> dict[str, str]:
+    return request(uuid, interface=ALVEO)
+
+
+def test_cards_are_blank_masked_and_cleared_before_they_are_offered():
+    with AlveoNode(f"2x1+alveo@{ALVEO}").up() as node:
+        assert {r.resource_name for r in node.kubelet.registrations} == {ALVEO_REGIONS, ALVEO_CARDS}
+        assert node.kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY, P1: HEALTHY}
+        assert node.kubelet.listed(ALVEO_CARDS) == {CARD: HEALTHY, CARD_2: HEALTHY}
+        for region in (P0, P1):
+            state = node.alveo(region)
+            assert (state["afu_id"], state["record"], state["mask"]) == (NOTHING, NOTHING, MASK)
+            assert state["zeroed"] == [[0, 1 << 20]]
+        # One after the other, so that each gets its node's number back.
+        assert (node.alveo(P0)["minor"], node.alveo(P1)["minor"]) == (128, 129)
+        steps = [line["steps"] for line in node.plugin.logged("region scrubbed")]
+        assert all(next(iter(each)) == "reset card" for each in steps)
+
+
+def test_a_claim_from_allocate_to_deallocate():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        answer = kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        assert dict(answer.envs) == {
+            "FPGA_DEVICE_0000_10_00_0_P0": "/dev/dri/renderD128",
+            "FPGA_DEVICE_1": "/dev/dri/renderD128",
+            "FPGA_DEVICES_REGION_5B1A0D1E": "/dev/dri/renderD128",
+            "FPGA_FUNCTIONS_0000_10_00_0_P0": "0000:10:00.1",
+        }
+        assert [(d.container_path, d.host_path, d.permissions) for d in answer.devices] == [
+            ("/dev/dri/renderD128", "/dev/dri/renderD128", "rw")
+        ]
+        kubelet.until(ALVEO_CARDS, {})
+
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        state = node.alveo()
+        assert (state["afu_id"], state["record"], state["mask"]) == (VADD, VADD, MASK)
+
+        mark = node.plugin.mark
+        kubelet.poststop(P0, resource=ALVEO_REGIONS)
+        scrubbed = node.plugin.until_logged("region scrubbed", mark, region=P0)
+        assert list(scrubbed["steps"]) == [
+            *("quiesce", "clear errors", "restore defaults"),
+            *("program blank", "verify", "clear memory"),
+        ]  # no reset: the allocation goes on
+        assert node.alveo()["afu_id"] == NOTHING
+
+        kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS)
+        assert node.alveo()["afu_id"] == OTHER
+        kubelet.poststop(P0, resource=ALVEO_REGIONS)
+        node.plugin.signal.until(lambda: node.alveo()["afu_id"] == NOTHING, "a scrub")
+
+        mark = node.plugin.mark
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        scrubbed = node.plugin.until_logged("region scrubbed", mark, region=P0)
+        assert next(iter(scrubbed["steps"])) == "reset card"  # it is due at the allocation's end
+        kubelet.until(ALVEO_CARDS, {CARD: HEALTHY})
+        assert node.plugin.stop() == 0
+
+
+def test_a_node_may_have_cards_of_several_families():
+    with AlveoNode(f"1x2,1x1+alveo@{ALVEO}").up() as node:
+        kubelet = node.kubelet
+        assert set(kubelet.endpoints) == {REGIONS, CARDS, ALVEO_REGIONS, ALVEO_CARDS}
+        kubelet.allocate(P1, resource=ALVEO_REGIONS)
+        kubelet.allocate(f"{CARD}-p0", resource=REGIONS)
+        kubelet.prestart(P1, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.prestart(f"{CARD}-p0", env=request(), resource=REGIONS)
+        assert node.afu(P1) == VADD
+        assert node.afu(f"{CARD}-p0") == AFU
+        assert node.afu(f"{CARD}-p1") == BLANK
+
+
+def test_a_bitstream_of_another_family_is_refused_before_anything_is_touched():
+    with AlveoNode(f"1x1,1x1+alveo@{ALVEO}").up() as node:
+        (node.store / ALVEO / f"{AFU}.gbs").write_bytes(
+            next(node.store.glob(f"*/{AFU}.gbs")).read_bytes()
+        )
+        node.kubelet.allocate(P1, resource=ALVEO_REGIONS)
+        mark = node.plugin.mark
+        with pytest.raises(Refused):
+            node.kubelet.prestart(P1, env=ask(AFU), resource=ALVEO_REGIONS)
+        assert node.steps(P1, mark) == []
+
+
+def test_after_an_implied_release_the_prestart_waits_for_the_reset():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        mark = node.plugin.mark
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)  # to another pod
+        kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS)
+        steps = node.steps(P0, mark)
+        assert steps.index("reset card") < steps.index("program blank") < steps.index("program")
+        assert node.alveo()["afu_id"] == OTHER
+
+
+def test_a_prestart_that_the_reset_outlasts_is_unavailable_and_a_later_one_is_served():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        holder = node.arm(P0, "holder")  # a process that ignores SIGBUS
+        with pytest.raises(Refused) as refused:
+            kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS, timeout=4)
+        assert refused.value.code == "UNAVAILABLE"
+        holder.unlink()
+        kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS)
+        assert node.alveo()["afu_id"] == OTHER
+
+
+def test_a_region_is_not_given_out_while_its_last_owner_runs():
+    with AlveoNode() as node:
+        cgroups = Cgroups(node.folder / "cgroup")
+        node.set(cgroup_root=str(cgroups.root))
+        node.up()
+        cgroups.set("uid-1", MAIN)
+        answer = node.kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        node.kubelet.checkpoint(("uid-1", "main", ALVEO_REGIONS, [P0], answer))
+        node.kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.kubelet.checkpoint()
+        node.kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        node.plugin.until_logged("scrub waits", region=P0)
+        assert node.kubelet.listed(ALVEO_REGIONS) == {P0: UNHEALTHY}
+        assert node.alveo()["afu_id"] == VADD
+        cgroups.set("uid-1")
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        assert node.alveo()["afu_id"] == NOTHING
+
+
+def test_a_node_that_comes_back_under_another_number_is_what_the_next_pod_gets():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.arm(P0, "minor-moves")
+        node.give_back(P0, resource=ALVEO_REGIONS)
+        answer = kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        assert [device.host_path for device in answer.devices] == ["/dev/dri/renderD129"]
+
+
+def test_a_pod_whose_node_moved_in_the_reset_before_its_start_has_to_be_deleted():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.arm(P0, "minor-moves")
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)  # another pod is given the node as it is
+        with pytest.raises(Refused) as refused:
+            kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        assert refused.value.code == "FAILED_PRECONDITION"
+        assert "numbering changed" in refused.value.message
+
+
+def test_a_mask_that_was_lost_is_set_again_at_once_and_a_nodes_event_says_so():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        assert node.plugin.stop() == 0
+        path = node.simulated / "state.json"
+        state = json.loads(path.read_text())
+        state["regions"][P0]["mask"] = 0
+        path.write_text(json.dumps(state))
+        plugin = node.restarted()
+        line = plugin.until_logged("card was not guarded")
+        assert "0x0" in line["missing"]
+        assert node.alveo()["mask"] == MASK
+        assert node.alveo()["afu_id"] == VADD
+        assert kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY}
+
+
+@pytest.mark.parametrize("word", ["bad-state", "firewall"])
+def test_what_only_a_reset_ends_is_ended_by_the_scrub_after_the_owner(word: str):
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.arm(P0, word)
+        node.plugin.until_logged("region unhealthy", region=P0)
+        (node.simulated / "faults" / P0).unlink()
+        node.give_back(P0, resource=ALVEO_REGIONS)
+        assert node.alveo()["bad"] == ""
+
+
+def test_a_load_that_fails_fails_the_start_and_the_next_try_is_served():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        node.arm(P0, "pr-error")
+        with pytest.raises(Refused) as refused:
+            kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        assert refused.value.code == "INTERNAL"
+        assert node.alveo()["mask"] == MASK
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        assert node.alveo()["afu_id"] == VADD
+
+
+def test_memory_that_cannot_be_cleared_keeps_the_card_back():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        fault = node.arm(P0, "memory-stuck")
+        mark = node.plugin.mark
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        line = node.plugin.until_logged("region failed", mark, region=P0)
+        assert "HBM[0]" in line["error"]
+        assert kubelet.listed(ALVEO_REGIONS) == {P0: UNHEALTHY}
+        fault.unlink()
+
+
+@pytest.mark.parametrize("word", ["lost-answer", "late-refresh"])
+def test_what_the_drivers_do_at_times_costs_no_region(word: str):
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.arm(P0, word)
+        node.give_back(P0, resource=ALVEO_REGIONS)
+        assert not (node.simulated / "faults" / P0).exists()
+        assert node.alveo()["record"] == NOTHING
+
+
+@pytest.mark.parametrize("at", ["reset", "load"])
+def test_a_plugin_that_dies_in_a_scrub_finishes_it(at: str):
+    with AlveoNode() as node:
+        node.set(simulated_pr_seconds="0.3")
+        node.up()
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        if at == "reset":
+            eventually(lambda: node.alveo()["shutdown"])
+        else:
+            eventually(lambda: node.alveo()["afu_id"] == NOTHING)
+        node.again()
+        kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        state = node.alveo()
+        assert (state["record"], state["mask"], state["shutdown"]) == (NOTHING, MASK, False)
+
+
+def test_a_crash_leaves_an_owned_region_as_it_is():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        before = node.alveo()
+        node.again()
+        assert node.alveo() == before
+        assert kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY}
+
+
+def test_a_container_without_a_request_gets_a_blank_region():
+    with AlveoNode().up() as node:
+        node.kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        node.kubelet.prestart(P0, env=NO_REQUEST, resource=ALVEO_REGIONS)
+        assert (node.alveo()["record"], node.alveo()["mask"]) == (NOTHING, MASK)
+
+
+def test_without_a_blank_the_regions_are_held_back():
+    with AlveoNode() as node:
+        path = Path(node.store) / ALVEO / "blank.xclbin"
+        aside = path.rename(node.folder / "aside")
+        node.kubelet.start()
+        node.start()
+        node.plugin.until_logged("blank bitstream missing")
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY})
+        os.replace(aside, path)
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+
+
+@pytest.mark.parametrize("word", ["recovery", "fatal", "thermal"])
+def test_a_card_in_trouble_is_not_offered_and_comes_back_by_itself(word: str):
+    with AlveoNode().up() as node:
+        fault = node.arm(P0, word)
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY} if word == "thermal" else {})
+        fault.unlink()
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+
+
+def test_a_card_that_is_pulled_and_put_back_is_another_one():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        node.unplug(CARD)
+        kubelet.until(ALVEO_REGIONS, {})
+        node.plug(CARD)
+        kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        assert node.alveo()["record"] == NOTHING
+
+
+def test_tenants_may_load_their_own_only_where_the_operator_says_so_and_name_nothing():
+    with AlveoNode(xrt_tenant_loads="true").up() as node:
+        kubelet = node.kubelet
+        assert node.alveo()["mask"] == MASK
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=NO_REQUEST, resource=ALVEO_REGIONS)
+        assert (node.alveo()["record"], node.alveo()["mask"]) == (NOTHING, 0x4220)
+        looked = node.plugin.mark
+        kubelet.poststop(P0, resource=ALVEO_REGIONS)
+        node.plugin.until_logged("region scrubbed", looked, region=P0)
+        assert node.alveo()["mask"] == MASK
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        assert (node.alveo()["record"], node.alveo()["mask"]) == (VADD, MASK)
+        assert not node.plugin.logged("card was not guarded")
+
+
+def test_tenants_loads_and_signed_images_exclude_each_other():
+    with AlveoNode(xrt_tenant_loads="true", trust="signed") as node:
+        node.kubelet.start()
+        assert node.start().exit_code() == 2
+        assert "XRT_TENANT_LOADS" in node.plugin.text
+
+
+def test_a_resource_claims_life():
+    with AlveoDraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=VADD)
+        node.dra.prepare(claim)
+        assert node.afu(P0) == VADD
+        (device,) = node.file(claim)["devices"]
+        (path,) = [one["path"] for one in device["containerEdits"]["deviceNodes"]]
+        assert path == "/dev/dri/renderD128"
+        assert node.env(claim)["FPGA_FUNCTIONS_0000_10_00_0_P0"] == "0000:10:00.1"
+        mark = node.plugin.mark
+        assert node.dra.unprepare(claim) == ""
+        scrubbed = node.plugin.until_logged("region scrubbed", mark, region=P0)
+        assert next(iter(scrubbed["steps"])) == "reset card"
+        assert node.state()[P0]["record"] == NOTHING
+        second = node.claim("d", P0, bitstream=OTHER)
+        node.dra.prepare(second)
+        assert node.afu(P0) == OTHER
+
+
+def test_a_claims_prepare_waits_for_the_reset_after_the_last_one():
+    with AlveoDraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=VADD)
+        node.dra.prepare(claim)
+        node.again()
+        assert node.afu(P0) == VADD
+        assert node.dra.unprepare(claim) == ""
+        node.dra.prepare(node.claim("d", P0))
+        assert node.state()[P0]["record"] == NOTHING

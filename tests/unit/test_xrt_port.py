@@ -1,0 +1,261 @@
+"""How an image comes onto an Alveo card, and that nobody else's does."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from doubles.alveo import BANK, CARD, KERNEL, OTHER, Rig, image
+from doubles.xclbins import VADD
+
+from fpga_plugin.errors import (
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    ProgrammingError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.hardware.xrt import defs
+from fpga_plugin.hardware.xrt.memory import SAMPLE, SAMPLES, _sampled
+
+READ_AXLF = 0xC0286454
+MASK, WHILE_LOADING = "0x643a0", "0x4220"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_the_mask_lets_through_loads_alone_and_only_while_the_plugin_loads(rig: Rig):
+    masks: list[int] = []
+    rig.kernel.before = lambda what: masks.append(rig.board().copy) if "0x" in what[:2] else None
+    rig.program()
+    assert rig.kernel.written == [
+        ("config_mailbox_channel_disable", WHILE_LOADING),
+        ("config_mailbox_channel_disable", MASK),
+    ]
+    assert masks == [0x4220]  # PF1 had heard of it
+    assert rig.board().copy == 0x643A0
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
+        assert port.afu_id() == VADD
+
+
+def test_every_load_is_forced(rig: Rig):
+    rig.program()
+    rig.board().put(afu_id=OTHER)  # as PF0 does, behind PF1's back
+    rig.program()
+    assert rig.board().state.afu_id == VADD
+
+
+def test_the_driver_is_told_of_kernels_as_the_library_does(rig: Rig):
+    rig.program()
+    ((request, argument),) = rig.kernel.requests
+    assert request == READ_AXLF
+    assert len(argument) == 40
+    _, size, _, slot_size, bits, flags = struct.unpack("<Qi4xQIII4x", argument)
+    assert (slot_size, bits, flags) == (4096, 0b100101, 1)
+    assert size == 76 + 76 * len(KERNEL.arguments)
+
+
+def test_kernels_are_laid_out_as_the_driver_reads_them():
+    from fpga_plugin.hardware.xrt.load import _kernel
+
+    packed = _kernel(KERNEL)
+    name, registers, arguments, features = struct.unpack_from("<64sIii", packed)
+    assert (name.rstrip(b"\0"), registers, arguments, features) == (b"vadd", 0x1000, 1, 1)
+    name, offset, size, direction = struct.unpack_from("<64sIII", packed, 76)
+    assert (name.rstrip(b"\0"), offset, size, direction) == (b"in", 0x10, 8, 1)
+
+
+def test_another_familys_image_and_another_shells_are_refused_before_anything_is_touched(rig: Rig):
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
+        with pytest.raises(RefusedError):
+            port.program(RawImage(b"logic"))
+        from dataclasses import replace
+
+        with pytest.raises(RefusedError, match="does not fit"):
+            port.program(replace(image(), interface_id="c" * 32))
+    assert rig.kernel.written == []
+
+
+@pytest.mark.parametrize("word", ["pr-error", "pr-stuck"])
+def test_a_load_that_fails_leaves_the_card_masked_and_says_so(rig: Rig, word: str):
+    rig.arm(word)
+    with pytest.raises(ProgrammingError, match="ETIMEDOUT"):
+        rig.program()
+    assert rig.kernel.written[-1] == ("config_mailbox_channel_disable", MASK)
+    assert rig.backend.afu_id(rig.region()) == defs.NO_IMAGE
+    rig.program()
+
+
+def test_a_context_makes_it_in_use_and_names_who_has_it(rig: Rig):
+    rig.arm("port-open")
+    with pytest.raises(PortInUseError, match="4711"):
+        rig.program()
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_a_late_refresh_costs_one_more_load(rig: Rig):
+    rig.arm("late-refresh")
+    rig.program()
+    loads = [request for request, _ in rig.kernel.requests if request == READ_AXLF]
+    assert len(loads) == 2
+    assert rig.backend.afu_id(rig.region()) == VADD
+
+
+def test_a_tenant_that_loads_between_our_load_and_the_mask_is_seen(rig: Rig):
+    """Whoever has the node may do that; the record that decides is read under the mask."""
+
+    def intrude(what: str) -> None:
+        if what.endswith(f"disable={MASK}"):
+            rig.board().loads(OTHER, flat=False)
+
+    rig.kernel.before = intrude
+    with pytest.raises(ProgrammingError, match=OTHER):
+        rig.program()
+    assert len(rig.kernel.requests) == 1  # it is not loaded over: somebody has the node
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_a_mask_that_does_not_arrive_stops_the_load(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fpga_plugin.hardware.xrt.mask._COPY_SECONDS", 0.3)
+    rig.arm("mute")
+    with pytest.raises(HardwareError, match="does not follow"):
+        rig.program()
+    assert not rig.kernel.requests
+
+
+def test_a_bad_state_after_the_load_fails_it(rig: Rig):
+    rig.kernel.before = lambda what: rig.board().put(bad="bad-state") if MASK in what else None
+    with pytest.raises(ProgrammingError, match="device_bad_state 0x1"):
+        rig.program()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", defs.NO_IMAGE),
+        ("00000000-0000-0000-0000-000000000000", defs.NO_IMAGE),
+        ("a7c1e2d3-4b5f-4688-9a0b-1c2d3e4f5061\n", VADD),
+    ],
+)
+def test_the_record_is_read_as_the_driver_writes_it(rig: Rig, text: str, expected: str):
+    rig.kernel.instead["/xclbinuuid"] = text
+    assert rig.backend.afu_id(rig.region()) == expected
+
+
+@pytest.mark.parametrize("text", ["nonsense", f"{VADD}\n{OTHER}", "f" * 32])
+def test_a_record_that_is_no_image_is_an_error(rig: Rig, text: str):
+    rig.kernel.instead["/xclbinuuid"] = text
+    with pytest.raises(HardwareError):
+        rig.backend.afu_id(rig.region())
+
+
+def test_a_region_of_before_is_gone(rig: Rig):
+    card, region = rig.card(), rig.region()
+    rig.board().unbind(user=True)
+    rig.board().bind(user=True)
+    with pytest.raises(CardGoneError):
+        rig.backend.open_port(card, region)
+    with pytest.raises(CardGoneError):
+        rig.backend.afu_id(region)
+
+
+def test_old_drivers_get_no_request_whatever_sysfs_says(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    inner = rig.kernel.inner.query
+
+    def query(handle: int, request: int, argument: bytes) -> bytes:
+        answer = bytearray(inner(handle, request, argument))
+        struct.pack_into("<ii", answer, 0, 2, 14)
+        return bytes(answer)
+
+    monkeypatch.setattr(rig.kernel.inner, "query", query)
+    with pytest.raises(HardwareError, match=r"2\.15 or later"):
+        rig.program()
+    assert not rig.kernel.requests
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_only_a_clock_is_a_setting_and_there_is_none(rig: Rig):
+    card, region = rig.card(), rig.region()
+    rig.backend.apply_settings(card, region, DriverSettings())
+    rig.backend.apply_settings(card, region, DriverSettings(debug=True))
+    with pytest.raises(RefusedError, match="clock"):
+        rig.backend.apply_settings(card, region, DriverSettings(clock=100))
+    assert rig.backend.clock_limits(card, region) is None
+
+
+def test_memory_is_cleared_where_the_image_reaches_it(rig: Rig):
+    unused = (
+        image().banks[0],
+        *(b for b in (BANK,) if False),
+    )
+    rig.program(banks=unused)
+    assert rig.card().some_memory_stays
+    rig.backend.clear_memory(rig.card())
+    assert rig.board().state.zeroed == ((1 << 20, 2 << 20),)
+    assert rig.card().some_memory_stays  # a U55C has more than that
+
+
+def test_a_card_whose_blank_reaches_all_of_its_memory_keeps_none(rig: Rig):
+    rig.program()
+    rig.backend._cleared[CARD] = 16 << 30
+    assert not rig.card().some_memory_stays
+
+
+def test_memory_that_keeps_what_it_has_is_told(rig: Rig):
+    rig.program()
+    rig.arm("memory-stuck")
+    with pytest.raises(HardwareError, match=r"HBM\[0\] of card .* is not clear at 0x100000"):
+        rig.backend.clear_memory(rig.card())
+
+
+def test_one_stain_anywhere_at_a_sampled_place_is_found(rig: Rig):
+    rig.program()
+    last = BANK.base + BANK.size - 1
+
+    def stain(what: str) -> None:
+        if what == hex(defs.PREAD_UNMGD):
+            rig.board().write_memory(last, b"\1")
+
+    rig.kernel.before = stain
+    with pytest.raises(HardwareError, match="is not clear"):
+        rig.backend.clear_memory(rig.card())
+
+
+def test_without_a_load_nobody_knows_which_memory_there_is(rig: Rig):
+    with pytest.raises(HardwareError, match="not known"):
+        rig.backend.clear_memory(rig.card())
+    rig.program()
+    rig.backend.reset(rig.card())
+    with pytest.raises(HardwareError, match="not known"):
+        rig.backend.clear_memory(rig.card())
+
+
+@pytest.mark.parametrize(("capacity", "stays"), [(1 << 20, False), ((1 << 20) + 1, True)])
+def test_whether_memory_stays_is_told_by_what_was_cleared(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capacity: int, *, stays: bool
+):
+    monkeypatch.setitem(defs.ON_BOARD_MEMORY, "505c", capacity)
+    assert rig.card().some_memory_stays
+    rig.program()
+    rig.backend.clear_memory(rig.card())
+    assert rig.card().some_memory_stays is stays
+
+
+def test_of_a_card_whose_memory_is_not_known_some_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(defs.ON_BOARD_MEMORY, "505c")
+    rig.program()
+    rig.backend.clear_memory(rig.card())
+    assert rig.card().some_memory_stays
+
+
+@pytest.mark.parametrize("size", [1, SAMPLE - 1, SAMPLE, SAMPLE + 1, 3 * SAMPLE, 1 << 20, 1 << 34])
+def test_samples_lie_in_the_bank_its_first_and_last_bytes_among_them(size: int):
+    offsets = list(_sampled(size))
+    assert offsets[0] == 0
+    assert offsets[-1] == max(size - SAMPLE, 0)
+    assert len(offsets) <= SAMPLES
+    assert len(offsets) == SAMPLES or size < SAMPLE + SAMPLES

@@ -1,0 +1,264 @@
+"""The reset of an Alveo card, with each trap that AMD's drivers were seen to set."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from doubles.alveo import CARD, CARD_2, Rig
+
+from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError
+from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.model import Card, CardProblem
+from fpga_plugin.hardware.xrt import defs
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_a_reset_takes_the_image_off_the_record_and_leaves_the_card_masked(rig: Rig):
+    rig.program()
+    rig.backend.reset(rig.card())
+    state = rig.board().state
+    assert (state.shutdown, state.mask, state.minor) == (False, defs.MASK, 128)
+    assert rig.board().copy == defs.MASK
+    assert rig.backend.afu_id(rig.region()) == defs.NO_IMAGE
+
+
+def test_only_the_bit_of_the_reset_is_let_through_for_it(rig: Rig):
+    rig.program()
+    rig.kernel.written.clear()
+    rig.backend.reset(rig.card())
+    name = "config_mailbox_channel_disable"
+    assert rig.kernel.written == [
+        (name, hex(defs.MASK & ~(1 << 5))),
+        ("shutdown", "1"),
+        ("shutdown", "0"),
+        (name, hex(defs.MASK)),
+    ]
+
+
+def test_it_goes_online_only_when_the_management_function_is_back(rig: Rig):
+    offline: list[bool] = []
+
+    def note(what: str) -> None:
+        if what.endswith("shutdown=0"):
+            offline.append(rig.board().is_offline)
+
+    rig.kernel.before = note
+    rig.backend.reset(rig.card())
+    assert offline == [False]
+
+
+def test_an_answer_that_is_lost_costs_a_moment(rig: Rig):
+    fault = rig.arm("lost-answer")
+    rig.backend.reset(rig.card())
+    assert not fault.exists()
+    assert not rig.board().state.shutdown
+    rig.backend.reset(rig.card())  # the one after it, where `shutdown` read 1 and 1 is ignored
+
+
+def test_a_bad_state_is_cured(rig: Rig):
+    rig.arm("bad-state").unlink() if rig.backend.health(rig.card()).failed else None
+    rig.board().put(bad="bad-state")
+    fault = rig.backend.health(rig.card()).failed[rig.region().id]
+    assert fault.kind is FaultKind.CURABLE
+    rig.backend.reset(rig.card())
+    assert not rig.backend.health(rig.card()).failed
+
+
+def test_a_holder_that_ignores_the_signal_keeps_the_card_until_it_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fpga_plugin.hardware.xrt.reset.DOWN_SECONDS", 0.3)
+    holder = rig.arm("holder")
+    card = rig.card()
+    with pytest.raises(PortInUseError, match="does not end"):
+        rig.backend.reset(card)
+    assert isinstance(rig.backend.scan_card(CARD), CardProblem)  # nobody is given it
+    holder.unlink()
+    rig.backend.reset(card)
+    assert rig.card() == card
+
+
+def test_a_card_that_a_dead_plugin_left_shut_down_is_put_online(rig: Rig):
+    rig.board().set_shutdown("1")
+    while not rig.board().state.shutdown:
+        rig.kernel.exists("/sys")
+        time.sleep(0.01)
+    assert "is shut down" in rig.problem().message
+    rig.backend.bind(CARD)
+    rig.card()
+    assert rig.board().state.mask == defs.MASK
+    rig.backend.bind(CARD)  # as it is left
+    with pytest.raises(CardGoneError):
+        rig.backend.bind("0000-77-00.0")
+
+
+def test_a_look_at_a_card_that_is_being_reset_shows_it_as_it_was(rig: Rig):
+    card = rig.card()
+    seen: list[object] = []
+    rig.kernel.before = lambda what: seen.append(rig.backend.scan_card(CARD))
+    rig.backend.reset(card)
+    assert seen == [card] * len(seen)
+    assert len(seen) == 4
+
+
+def test_a_node_that_moved_is_the_same_region_with_another_node(rig: Rig):
+    before = rig.region()
+    rig.arm("minor-moves")
+    rig.backend.reset(rig.card())
+    after = rig.region()
+    assert after.handle == before.handle
+    assert (before.grant.nodes, after.grant.nodes) == (
+        ("/dev/dri/renderD128",),
+        ("/dev/dri/renderD130",),
+    )
+    rig.program()  # by the node that it has now
+    assert rig.backend.numbers(before) == {"/dev/dri/renderD130": "226:130"}
+
+
+def test_cards_are_reset_one_at_a_time_so_that_each_gets_its_node_back(rig: Rig):
+    cards = [rig.card(), rig.card(CARD_2)]
+    down: list[int] = []
+
+    def note(what: str) -> None:
+        boards = (rig.board(), rig.board(CARD_2))
+        down.append(sum(board.state.minor is None for board in boards))
+
+    rig.kernel.before = note
+    threads = [threading.Thread(target=rig.backend.reset, args=(card,)) for card in cards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert max(down) == 1
+    assert [rig.board(c).state.minor for c in (CARD, CARD_2)] == [128, 129]
+
+
+def test_who_has_the_node_is_ended(rig: Rig):
+    handle = rig.kernel.open("/dev/dri/renderD128", 2)
+    rig.backend.reset(rig.card())
+    with pytest.raises(OSError, match="No such device"):
+        rig.kernel.inner.query(handle, defs.DRM_VERSION, bytes(64))
+
+
+def test_a_card_that_goes_meanwhile_ends_the_reset(rig: Rig):
+    rig.kernel.before = lambda what: (
+        (rig.directory / "cards" / CARD).unlink() if what.endswith("shutdown=1") else None
+    )
+    with pytest.raises((CardGoneError, HardwareError)):
+        rig.backend.reset(rig.card())
+    assert rig.backend.scan_card(CARD) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("bad-state", FaultKind.CURABLE),
+        ("firewall", FaultKind.CURABLE),
+        ("fatal", FaultKind.TRANSIENT),
+        ("thermal", FaultKind.TRANSIENT),
+        ("recovery", FaultKind.LASTING),
+    ],
+)
+def test_each_signal_is_of_its_kind(rig: Rig, word: str, kind: FaultKind):
+    card = rig.card()
+    assert not rig.backend.health(card).failed
+    rig.arm(word)
+    assert rig.backend.health(card).failed[card.regions[0].id].kind is kind
+
+
+@pytest.mark.parametrize(
+    ("attribute", "answer"),
+    [
+        ("0.0/dev_offline", "1"),
+        ("0.1/dev_offline", "1"),
+        ("0.0/ready", "0"),
+        ("0.1/ready", "0x0"),
+        ("0.1/device_bad_state", "nonsense"),
+        ("0.1/ready", OSError(5, "Input/output error")),
+        ("0.0/aer_dev_fatal", "TOTAL_ERR_FATAL 2"),
+    ],
+)
+def test_a_card_that_does_not_answer_is_out_of_service_until_it_does(
+    rig: Rig, attribute: str, answer: str | OSError
+):
+    card = rig.card()
+    assert not rig.backend.health(card).failed
+    rig.kernel.instead[f"0000:10:0{attribute}"] = answer
+    fault = rig.backend.health(card).failed[card.regions[0].id]
+    assert fault.kind is FaultKind.TRANSIENT
+    rig.kernel.instead.clear()
+    assert not rig.backend.health(card).failed
+
+
+@pytest.mark.parametrize(
+    ("readings", "failed", "degraded"),
+    [
+        ({"temp1_input": "96999"}, False, False),
+        ({"temp1_input": "97000"}, True, False),
+        ({"temp1_input": "97000", "temp1_label": "Cage0"}, False, True),
+        ({"temp1_input": "nonsense"}, False, True),
+        ({"temp1_input": "97000", "temp1_crit": "0"}, False, False),
+    ],
+)
+def test_heat_of_the_fpga_takes_it_out_of_service_and_of_an_optical_module_does_not(
+    rig: Rig, readings: dict[str, str], *, failed: bool, degraded: bool
+):
+    rig.kernel.instead |= {f"/{name}": text for name, text in readings.items()}
+    health = rig.backend.health(rig.card())
+    assert (bool(health.failed), bool(health.degraded)) == (failed, degraded)
+
+
+def test_a_reset_of_the_link_is_no_trouble_of_it(rig: Rig):
+    card = rig.card()
+    rig.backend.health(card)
+    rig.kernel.instead["aer_dev_fatal"] = "TOTAL_ERR_FATAL 1"
+    assert rig.backend.health(card).failed
+    rig.backend.reset(card)
+    assert not rig.backend.health(card).failed
+
+
+def test_a_driver_that_is_bound_anew_is_told_by_health(rig: Rig):
+    card = rig.card()
+    rig.board().unbind(user=True)
+    rig.board().bind(user=True)
+    fault = rig.backend.health(card).failed[card.regions[0].id]
+    assert fault.kind is FaultKind.TRANSIENT
+
+
+def test_a_mask_that_is_lost_is_told_and_restored(rig: Rig):
+    rig.program()
+    card = rig.card()
+    assert rig.backend.health(card).unguarded == ""
+    rig.board().unbind(user=False)
+    rig.board().bind(user=False)
+    assert "the mask of its mailbox is 0x0" in rig.backend.health(card).unguarded
+    assert not rig.backend.health(card).failed
+    assert "0x0" in rig.backend.guard(card, left=False)
+    assert rig.backend.guard(card, left=False) == ""
+    assert rig.backend.health(card).unguarded == ""
+    assert rig.board().copy == defs.MASK
+
+
+def test_an_operators_mask_is_not_believed(rig: Rig):
+    rig.program()
+    rig.board().set_mask("0x180")  # older texts name it; it stops no load
+    assert rig.backend.guard(rig.card(), left=False)
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_readings_and_functions_are_for_people(rig: Rig):
+    card = rig.card()
+    readings = rig.backend.readings(card)
+    assert readings.temperatures == {"fpga_temperature": 41.0}
+    assert readings.errors == {"device_bad_state": 0, "firewall_level": 0}
+    found = [(str(f.address), f.role, f.driver) for f in rig.backend.functions(CARD)]
+    assert found == [
+        ("0000:10:00.0", "card", "xclmgmt"),
+        ("0000:10:00.1", "physical", "xocl"),
+    ]
+    assert isinstance(card, Card)
