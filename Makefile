@@ -113,7 +113,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	@bash tests/kubelet/build $$(printf "%s\n" 1.36 $${K8S:-1.36} | sort -V | tail -1) kube-scheduler kube-controller-manager
 	@$(PYTHON) -m pytest tests/image -q
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
-	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
+	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_chart_life.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one \
 	  $(PYTHON) -m pytest tests/dra/test_chart_pod.py tests/dra/test_chart_store.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
 

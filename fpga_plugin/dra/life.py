@@ -204,7 +204,8 @@ class ClaimLife:
         # Whoever calls may go away in the meantime: what is written is looked at all the same.
         answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
         answer.add_done_callback(_heard)
-        return await asyncio.shield(answer)
+        await asyncio.wait({answer})
+        return answer.result()
 
     def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
         work = self._work.get(ref.uid)

@@ -24,6 +24,7 @@ HELM = ROOT / ".cache/deploy/helm"
 CHART = ROOT / "deploy/helm/fpga-plugin"
 ARCHIVE = ROOT / ".cache/image/fpga-plugin.tar"
 REPOSITORY, TAG = "localhost/fpga-plugin", "test"
+IMAGE = f"{REPOSITORY}:{TAG}"
 NAMESPACE = "fpga-plugin"
 
 OWN = {

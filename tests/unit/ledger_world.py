@@ -95,13 +95,19 @@ class StillLoop(asyncio.base_events.BaseEventLoop):
         """No thread ever calls."""
 
     def settle(self) -> None:
-        """Run what can run now."""
-        asyncio._set_running_loop(self)
-        try:
+        """Run what can run now; a task that calls it, by way of a test, runs on."""
+        with self._running():
             while self._ready:
                 self._run_once()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            yield
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(before)
 
     def pass_time(self) -> bool:
         """To the next timer; returns whether there was one."""
@@ -109,11 +115,8 @@ class StillLoop(asyncio.base_events.BaseEventLoop):
         if not times:
             return False
         self._now = max(self._now, min(times))
-        asyncio._set_running_loop(self)
-        try:
+        with self._running():
             self._run_once()
-        finally:
-            asyncio._set_running_loop(None)
         self.settle()
         return True
 
