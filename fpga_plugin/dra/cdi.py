@@ -19,7 +19,7 @@ from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.allocation.journal.records import Claim, Holder
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.ids import (
     ClaimUid,
@@ -66,14 +66,16 @@ class CdiFiles:
         """Where a claim's file is, or would be."""
         return holder.file or self.path(holder.uid)
 
-    def write(self, holder: Holder, claims: Iterable[Claim]) -> None:
-        """Make or replace a claim's file.
+    def write(
+        self, holder: Holder, claims: Iterable[Claim], mounts: Mapping[str, Mount] | None = None
+    ) -> None:
+        """Make or replace a claim's file; `mounts`: what the containers of each request see.
 
         Raises:
             CdiError: it cannot be written.
         """
         path = self.of(holder)
-        content = _ENCODER.encode(self._content(holder, claims))
+        content = _ENCODER.encode(self._content(holder, claims, mounts or {}))
         try:
             with self._one:
                 self._check_reached(path)
@@ -124,7 +126,9 @@ class CdiFiles:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 
-    def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
+    def _content(
+        self, holder: Holder, claims: Iterable[Claim], mounts: Mapping[str, Mount]
+    ) -> Mapping[str, Any]:
         granted = {claim.device: claim for claim in claims}
         of_requests: dict[str, list[Claim]] = {}
         for device in holder.devices:
@@ -140,6 +144,11 @@ class CdiFiles:
                     "containerEdits": _edits(
                         _allocation(granted[device]),
                         [variables[request] for request in holder.requests.get(device, ())],
+                        [
+                            mounts[name]
+                            for name in holder.requests.get(device, ())
+                            if name in mounts
+                        ],
                     ),
                 }
                 for device in holder.devices
@@ -187,7 +196,9 @@ def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
     return envs
 
 
-def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mapping[str, Any]:
+def _edits(
+    given: Allocation, of_requests: Iterable[Mapping[str, str]], of_metadata: Iterable[Mount]
+) -> Mapping[str, Any]:
     # What tells a device by number or kind is the requests': by itself it knows no other device.
     env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
     for variables in of_requests:
@@ -198,7 +209,8 @@ def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mappi
             {"path": node, "hostPath": node, "permissions": "rw"} for node in given.nodes
         ],
     }
-    if given.mounts:
+    # The runtime mounts a path once, although each device of a request names it.
+    if mounts := [*given.mounts, *of_metadata]:
         edits["mounts"] = [
             {
                 "hostPath": mount.host_path,
@@ -206,7 +218,7 @@ def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mappi
                 # As kubelet asks for by the first door.
                 "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
             }
-            for mount in given.mounts
+            for mount in mounts
         ]
     return edits
 

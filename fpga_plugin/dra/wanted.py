@@ -16,10 +16,11 @@ import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from fpga_plugin.allocation.ledger import Ledger, card_of, is_card
 from fpga_plugin.allocation.obstacles import FAILED, Kind
+from fpga_plugin.dra.attributes import Value, attributes
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
@@ -44,9 +45,6 @@ MAX_COUNTERS: Final = 32
 MAX_CONSUMED: Final = 2
 """Counter sets of which one device may take."""
 
-STANDARD: Final = "resource.kubernetes.io"
-"""Domain of the attributes that mean the same with every driver."""
-
 _WHOEVER_OWNS_IT: Final = FAILED | {
     *(Kind.GONE, Kind.INCOMPLETE),
     *(Kind.DRAINED, Kind.EXPOSED, Kind.POD),
@@ -56,7 +54,6 @@ _WHOEVER_OWNS_IT: Final = FAILED | {
 _WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
 
 _T = TypeVar("_T")
-Value: TypeAlias = bool | int | str
 
 
 class Effect(enum.StrEnum):
@@ -226,21 +223,7 @@ class _CardView:
         )
 
     def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
-        told: dict[str, Value] = {
-            "type": "card" if kind is ResourceKind.WHOLE else "region",
-            "card": device_name(DeviceId(self.id)),
-        }
-        if (interface := self._interface()) is not None:
-            told["interfaceID"] = interface
-        if self.card is not None:
-            if self.card.firmware:
-                told["firmware"] = self.card.firmware
-            told[f"{STANDARD}/pciBusID"] = str(self.card.address)
-            if self.card.pcie_root:
-                told[f"{STANDARD}/pcieRoot"] = self.card.pcie_root
-            if self.card.numa_node is not None:
-                told[f"{STANDARD}/numaNode"] = self.card.numa_node
-        return told
+        return attributes(self.id, kind, self._interface(), self.card)
 
     def _interface(self) -> InterfaceId | None:
         """The present card's; of one that is gone, what its owners asked for."""

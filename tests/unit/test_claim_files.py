@@ -1,7 +1,7 @@
 """Invariant 10 by the second door: a claim's file is there while its nodes lead where they did."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
+from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid
 
@@ -162,10 +163,10 @@ def meanwhile(
     """What happens while the next files are written, each time before the thread is done."""
     write, left = cdi.files.write, [*steps]
 
-    def slow(known: Holder, claims: Iterable[Claim]) -> None:
+    def slow(known: Holder, claims: Iterable[Claim], mounts: Mapping[str, Mount]) -> None:
         if left:
             left.pop(0)()
-        write(known, claims)
+        write(known, claims, mounts)
 
     monkeypatch.setattr(cdi.files, "write", slow)
 
