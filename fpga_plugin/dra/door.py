@@ -23,6 +23,7 @@ from fpga_plugin.cards.targets import Wants
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
 from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.evictions import Evictions
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.metadata import MetadataFiles
@@ -198,7 +199,13 @@ class DraDoor:
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
-        self._servicer = DraServicer(self.life, operations.ledger, settings.node_name, recorder)
+        self._servicer = DraServicer(
+            self.life,
+            operations.ledger,
+            settings.node_name,
+            recorder,
+            Evictions(operations.ledger),
+        )
         self._path = socket_path(settings)
         self._registry = RegistrySocket(
             registry_path(root, driver),

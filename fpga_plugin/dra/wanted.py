@@ -243,20 +243,26 @@ class _CardView:
         """
         ledger, found = self._ledger, dict[tuple[str, Effect], Taint]()
         owner = ledger.region_claim(RegionId(device))  # its own, or its card's
+        stuck = cannot_start(ledger, device)
         for one in ledger.obstacles.of(device):
             key, _, value = one.kind.taint.partition("=")
             if not key or not (owner is None or one.kind in _WHOEVER_OWNS_IT):
                 continue
-            # A container that did not start will not start here: its pod is better elsewhere.
-            stuck = (
-                one.kind is Kind.FAULTED
-                and owner is not None
-                and not owner.started
-                and self.id not in ledger.rebinding
-            )
-            effect = Effect.NO_EXECUTE if stuck else Effect.NO_SCHEDULE
+            failed = stuck and one.kind is Kind.FAULTED
+            effect = Effect.NO_EXECUTE if failed else Effect.NO_SCHEDULE
             found.setdefault((key, effect), Taint(key, value or _word(one.cause), effect))
         return tuple(sorted(found.values()))
+
+
+def cannot_start(ledger: Ledger, device: DeviceId) -> bool:
+    """Whether the pod that is to have a device will not start here, and is better elsewhere."""
+    owner = ledger.region_claim(RegionId(device))
+    return (
+        owner is not None
+        and not owner.started
+        and card_of(device) not in ledger.rebinding
+        and any(one.kind is Kind.FAULTED for one in ledger.obstacles.of(device))
+    )
 
 
 def _counter_sets(card: _CardView) -> tuple[CounterSet, ...]:
