@@ -17,9 +17,11 @@ import msgspec
 
 from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.dra.metadata import MetadataFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.ids import (
     ClaimUid,
@@ -47,10 +49,12 @@ class CdiFiles:
     Args:
         directory: where the runtime looks for generated files.
         driver: our name, which is in the names of files and devices.
+        metadata: what the containers read of their devices; None: nothing.
     """
 
-    def __init__(self, directory: str, driver: str) -> None:
+    def __init__(self, directory: str, driver: str, metadata: MetadataFiles | None = None) -> None:
         self._directory = directory
+        self._metadata = metadata
         self.driver = driver
         self._one = threading.Lock()
         self._name = re.compile(
@@ -67,17 +71,25 @@ class CdiFiles:
         return holder.file or self.path(holder.uid)
 
     def write(
-        self, holder: Holder, claims: Iterable[Claim], mounts: Mapping[str, Mount] | None = None
+        self,
+        holder: Holder,
+        claims: Collection[Claim],
+        cards: Mapping[DeviceId, Card] | None = None,
     ) -> None:
-        """Make or replace a claim's file; `mounts`: what the containers of each request see.
+        """Make or replace a claim's file, and before it what its containers read.
+
+        `cards`: of the claim's devices.
 
         Raises:
-            CdiError: it cannot be written.
+            FpgaPluginError: one cannot be written.
         """
         path = self.of(holder)
-        content = _ENCODER.encode(self._content(holder, claims, mounts or {}))
         try:
             with self._one:
+                mounts = {}
+                if self._metadata is not None:
+                    mounts = self._metadata.write(holder, claims, cards or {})
+                content = _ENCODER.encode(self._content(holder, claims, mounts))
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 # The runtime reads *.json and *.yaml only, and no temporary file.
@@ -88,8 +100,8 @@ class CdiFiles:
                 hint="mount the node's directory for CDI files there, and see FPGA_PLUGIN_CDI_DIR",
             ) from error
 
-    def remove(self, path: str) -> None:
-        """No container starts with the devices of the claim whose file it is.
+    def remove(self, path: str, uid: ClaimUid) -> None:
+        """No container starts with the devices of a claim; its file is at this path.
 
         Raises:
             CdiError: the file may still be there.
@@ -99,9 +111,11 @@ class CdiFiles:
             try:
                 os.unlink(path)
             except FileNotFoundError:
-                return
+                pass
             except OSError as error:
                 raise CdiError(f"{path} cannot be removed: {error.strerror}") from error
+            if self._metadata is not None:
+                self._metadata.remove(uid)
 
     def _check_reached(self, path: str) -> None:
         """Whether the directory is seen in which a claim's file is, or may be."""
@@ -116,6 +130,8 @@ class CdiFiles:
     def keep(self, uids: Collection[ClaimUid]) -> None:
         """Remove the files of all other claims, and what was left half written."""
         with self._one:
+            if self._metadata is not None:
+                self._metadata.keep(uids)
             try:
                 names = os.listdir(self._directory)
             except OSError:

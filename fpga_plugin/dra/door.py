@@ -114,8 +114,11 @@ def make_directories(settings: Settings) -> None:
 def _open_files(
     settings: Settings, ledger: Ledger, metadata: MetadataFiles | None = None
 ) -> ClaimFiles:
-    """The claims' files for the container runtime."""
-    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix), metadata)
+    """The claims' files for the container runtime; `metadata`: and for their containers.
+
+    By the device plugin API there are none: the driver's directory is not mounted.
+    """
+    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix, metadata))
 
 
 def open_leftovers(

@@ -15,20 +15,18 @@ another claim's.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.journal.records import Holder
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
-from fpga_plugin.dra.metadata import MetadataFiles
 from fpga_plugin.errors import FpgaPluginError, RefusedError
-from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId
+from fpga_plugin.ids import CardId, ClaimUid
 
 log = structlog.get_logger()
 
@@ -42,16 +40,11 @@ class ClaimFiles:
     Args:
         ledger: who has what.
         cdi: reads and writes the files.
-        metadata: those that the containers read; None: there are none, as the device plugin API
-            does not see the driver's directory.
     """
 
-    def __init__(
-        self, ledger: Ledger, cdi: CdiFiles, metadata: MetadataFiles | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, cdi: CdiFiles) -> None:
         self._ledger = ledger
         self._cdi = cdi
-        self._metadata = metadata
         self._missing = {
             one.uid for one in ledger.holders.values() if ledger.resource_claims.is_prepared(one)
         }
@@ -130,15 +123,8 @@ class ClaimFiles:
                 self._missing.discard(uid)
                 return holder
             cards = {one.device: ledger.cards[card_of(one.device)] for one in claims}
-            await asyncio.to_thread(self._write, holder, claims, cards)
+            await asyncio.to_thread(self._cdi.write, holder, claims, cards)
             written, content = holder, now
-
-    def _write(
-        self, holder: Holder, claims: Collection[Claim], cards: Mapping[DeviceId, Card]
-    ) -> None:
-        """What the runtime mounts is there before it is named. Blocks."""
-        mounts = {} if self._metadata is None else self._metadata.write(holder, claims, cards)
-        self._cdi.write(holder, claims, mounts)
 
     def _stale(self, holder: Holder | None) -> Holder | None:
         """A claim, if no container may start with the file that it may have."""
@@ -181,12 +167,7 @@ class ClaimFiles:
             CdiError: the file may still be there.
         """
         path = self._cdi.path(uid) if holder is None else self._cdi.of(holder)
-        await asyncio.to_thread(self._remove, uid, path)
-
-    def _remove(self, uid: ClaimUid, path: str) -> None:
-        self._cdi.remove(path)
-        if self._metadata is not None:
-            self._metadata.remove(uid)
+        await asyncio.to_thread(self._cdi.remove, path, uid)
 
     async def withdraw(self, holder: Holder, why: str) -> None:
         """What was prepared for a claim is no longer what it asks for.
@@ -213,5 +194,3 @@ class ClaimFiles:
     async def keep(self, uids: Collection[ClaimUid]) -> None:
         """Remove the files of all claims but these."""
         await asyncio.to_thread(self._cdi.keep, uids)
-        if self._metadata is not None:
-            await asyncio.to_thread(self._metadata.keep, uids)

@@ -47,7 +47,7 @@ class MetadataError(FpgaPluginError):
 
 
 class MetadataFiles:
-    """Blocks: use it in a thread.
+    """Blocks: use it in a thread, one call at a time.
 
     Args:
         directory: of the files, the same path on the node.

@@ -141,8 +141,9 @@ def test_the_runtime_mounts_what_a_request_reads_for_each_of_its_devices(tmp_pat
     card = make_card()
     one, two = device(card, 0), device(card, 1)
     known, claims, cards = taken(card, one, two)
-    mounts = MetadataFiles(str(tmp_path / "of"), "node-a").write(known, claims, cards)
-    CdiFiles(str(tmp_path), PREFIX).write(known, claims, mounts)
+    files = MetadataFiles(str(tmp_path / "of"), "node-a")
+    mounts = files.write(known, claims, cards)
+    CdiFiles(str(tmp_path), PREFIX, files).write(known, claims, cards)
     (file,) = tmp_path.glob("*.json")
     for each in json.loads(file.read_text())["devices"]:
         assert each["containerEdits"]["mounts"] == [
