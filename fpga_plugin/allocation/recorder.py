@@ -101,6 +101,10 @@ class EventRecorder:
             self._observer.warned(identity, devices, message)
         self._tell(identity, devices, reason, message)
 
+    def not_evicted(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A pod waits for a device that failed, and the cluster does not delete it."""
+        self._tell(identity, devices, "FpgaPodNotEvicted", message)
+
     def debugged(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
         """What becomes of the region of a pod that is debugged."""
         if self._events is not None:

@@ -77,7 +77,7 @@ def rules(
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
     allow(filter(os.path.isdir, cdi_dirs), OWN)
     if settings.mode is Mode.DRA:
-        allow((settings.cdi_dir,), OWN)
+        allow((settings.cdi_dir, os.path.join(_driver(settings), "metadata")), OWN)
     elif claims and os.path.isdir(settings.kubelet_root):
         # Kubelet replaces its record of claims by a rename: a rule for the file ends with it.
         allow((settings.kubelet_root,), READ)
@@ -99,8 +99,13 @@ def rules(
 def registry(settings: Settings) -> Iterator[str]:
     """Where sockets lie by which kubelet finds a DRA driver."""
     if settings.mode is Mode.DRA:
-        yield os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
+        yield _driver(settings)
         yield os.path.join(settings.kubelet_root, "plugins_registry")
+
+
+def _driver(settings: Settings) -> str:
+    """What is a DRA driver's own in kubelet's root directory."""
+    return os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
 
 
 def _python() -> Iterator[str]:

@@ -17,9 +17,11 @@ import msgspec
 
 from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.dra.metadata import MetadataFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.ids import (
     ClaimUid,
@@ -47,10 +49,12 @@ class CdiFiles:
     Args:
         directory: where the runtime looks for generated files.
         driver: our name, which is in the names of files and devices.
+        metadata: what the containers read of their devices; None: nothing.
     """
 
-    def __init__(self, directory: str, driver: str) -> None:
+    def __init__(self, directory: str, driver: str, metadata: MetadataFiles | None = None) -> None:
         self._directory = directory
+        self._metadata = metadata
         self.driver = driver
         self._one = threading.Lock()
         self._name = re.compile(
@@ -66,16 +70,26 @@ class CdiFiles:
         """Where a claim's file is, or would be."""
         return holder.file or self.path(holder.uid)
 
-    def write(self, holder: Holder, claims: Iterable[Claim]) -> None:
-        """Make or replace a claim's file.
+    def write(
+        self,
+        holder: Holder,
+        claims: Collection[Claim],
+        cards: Mapping[DeviceId, Card] | None = None,
+    ) -> None:
+        """Make or replace a claim's file, and before it what its containers read.
+
+        `cards`: of the claim's devices.
 
         Raises:
-            CdiError: it cannot be written.
+            FpgaPluginError: one cannot be written.
         """
         path = self.of(holder)
-        content = _ENCODER.encode(self._content(holder, claims))
         try:
             with self._one:
+                mounts = {}
+                if self._metadata is not None:
+                    mounts = self._metadata.write(holder, claims, cards or {})
+                content = _ENCODER.encode(self._content(holder, claims, mounts))
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 # The runtime reads *.json and *.yaml only, and no temporary file.
@@ -86,8 +100,8 @@ class CdiFiles:
                 hint="mount the node's directory for CDI files there, and see FPGA_PLUGIN_CDI_DIR",
             ) from error
 
-    def remove(self, path: str) -> None:
-        """No container starts with the devices of the claim whose file it is.
+    def remove(self, path: str, uid: ClaimUid) -> None:
+        """No container starts with the devices of a claim; its file is at this path.
 
         Raises:
             CdiError: the file may still be there.
@@ -97,9 +111,11 @@ class CdiFiles:
             try:
                 os.unlink(path)
             except FileNotFoundError:
-                return
+                pass
             except OSError as error:
                 raise CdiError(f"{path} cannot be removed: {error.strerror}") from error
+            if self._metadata is not None:
+                self._metadata.remove(uid)
 
     def _check_reached(self, path: str) -> None:
         """Whether the directory is seen in which a claim's file is, or may be."""
@@ -114,6 +130,8 @@ class CdiFiles:
     def keep(self, uids: Collection[ClaimUid]) -> None:
         """Remove the files of all other claims, and what was left half written."""
         with self._one:
+            if self._metadata is not None:
+                self._metadata.keep(uids)
             try:
                 names = os.listdir(self._directory)
             except OSError:
@@ -124,7 +142,9 @@ class CdiFiles:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 
-    def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
+    def _content(
+        self, holder: Holder, claims: Iterable[Claim], mounts: Mapping[str, Mount]
+    ) -> Mapping[str, Any]:
         granted = {claim.device: claim for claim in claims}
         of_requests: dict[str, list[Claim]] = {}
         for device in holder.devices:
@@ -140,6 +160,11 @@ class CdiFiles:
                     "containerEdits": _edits(
                         _allocation(granted[device]),
                         [variables[request] for request in holder.requests.get(device, ())],
+                        [
+                            mounts[name]
+                            for name in holder.requests.get(device, ())
+                            if name in mounts
+                        ],
                     ),
                 }
                 for device in holder.devices
@@ -187,7 +212,9 @@ def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
     return envs
 
 
-def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mapping[str, Any]:
+def _edits(
+    given: Allocation, of_requests: Iterable[Mapping[str, str]], of_metadata: Iterable[Mount]
+) -> Mapping[str, Any]:
     # What tells a device by number or kind is the requests': by itself it knows no other device.
     env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
     for variables in of_requests:
@@ -198,7 +225,8 @@ def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mappi
             {"path": node, "hostPath": node, "permissions": "rw"} for node in given.nodes
         ],
     }
-    if given.mounts:
+    # The runtime mounts a path once, although each device of a request names it.
+    if mounts := [*given.mounts, *of_metadata]:
         edits["mounts"] = [
             {
                 "hostPath": mount.host_path,
@@ -206,7 +234,7 @@ def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mappi
                 # As kubelet asks for by the first door.
                 "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
             }
-            for mount in given.mounts
+            for mount in mounts
         ]
     return edits
 

@@ -25,6 +25,9 @@ from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
 CALL_SECONDS: Final = 5.0
 """For one question; Prepare has 40 s for everything."""
 
+POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
+"""Annotation of a claim that was made by a template: what its pod calls it (resource/v1)."""
+
 EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that the scheduler made for a pod's extended resources (KEP-5004)."""
 
@@ -112,6 +115,7 @@ class ResourceClaim:
         pods: for which it is reserved, as far as known now.
         pod: whose extended resources it stands for; None: it is no such claim.
         names: of the pods, as far as they are proper ones.
+        pod_claim: what the pod calls it for which it was made by a template; empty: none.
         reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
             such as a group of pods, counts as one that lives.
     """
@@ -123,6 +127,7 @@ class ResourceClaim:
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
     reserved: bool = False
+    pod_claim: str = ""
 
     @property
     def users(self) -> frozenset[PodUid]:
@@ -296,6 +301,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         pod,
         _names(claim.status.reservedFor or (), ref),
         bool(claim.status.reservedFor),
+        (claim.metadata.annotations or {}).get(POD_CLAIM, ""),
     )
 
 

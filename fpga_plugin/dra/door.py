@@ -23,8 +23,10 @@ from fpga_plugin.cards.targets import Wants
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
 from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.evictions import Evictions
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.metadata import MetadataFiles
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.dra.servicer import VERSIONS, DraServicer
@@ -52,6 +54,11 @@ log = structlog.get_logger()
 def socket_path(settings: Settings) -> str:
     """Where kubelet calls the driver."""
     return os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix, "dra.sock")
+
+
+def metadata_directory(settings: Settings) -> str:
+    """Where the files lie that tell containers of their devices."""
+    return os.path.join(os.path.dirname(socket_path(settings)), "metadata")
 
 
 def check(settings: Settings) -> None:
@@ -93,7 +100,8 @@ def make_directories(settings: Settings) -> None:
             hint="set FPGA_PLUGIN_KUBELET_ROOT to kubelet's --root-dir (/var/lib/kubelet, unless it"
             " was told otherwise), and mount it there",
         )
-    for path in (os.path.dirname(socket_path(settings)), settings.cdi_dir):
+    metadata = metadata_directory(settings)
+    for path in (os.path.dirname(metadata), metadata, settings.cdi_dir):
         try:
             os.makedirs(path, 0o755, exist_ok=True)
         except OSError as error:
@@ -103,16 +111,21 @@ def make_directories(settings: Settings) -> None:
             ) from error
 
 
-def open_files(settings: Settings, ledger: Ledger) -> ClaimFiles:
-    """The claims' files for the container runtime."""
-    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix))
+def _open_files(
+    settings: Settings, ledger: Ledger, metadata: MetadataFiles | None = None
+) -> ClaimFiles:
+    """The claims' files for the container runtime; `metadata`: and for their containers.
+
+    By the device plugin API there are none: the driver's directory is not mounted.
+    """
+    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix, metadata))
 
 
 def open_leftovers(
     settings: Settings, operations: CardOperations, queue: CardQueue
 ) -> ClaimReconciler:
     """What ends the claims that DRA left, where the device plugin API serves by now."""
-    files = open_files(settings, operations.ledger)
+    files = _open_files(settings, operations.ledger)
     ends = ClaimEnds(operations.ledger, queue, files)
     driver, root = settings.resource_prefix, settings.kubelet_root
     return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
@@ -152,7 +165,8 @@ class DraDoor:
         driver, root = settings.resource_prefix, settings.kubelet_root
         self.registered = asyncio.Event()
         self.problem = ""
-        files = self._files = open_files(settings, operations.ledger)
+        metadata = MetadataFiles(metadata_directory(settings), settings.node_name)
+        files = self._files = _open_files(settings, operations.ledger, metadata)
         ends = ClaimEnds(operations.ledger, queue, files)
         claims = Claims(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
@@ -188,7 +202,13 @@ class DraDoor:
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
-        self._servicer = DraServicer(self.life, operations.ledger, settings.node_name, recorder)
+        self._servicer = DraServicer(
+            self.life,
+            operations.ledger,
+            settings.node_name,
+            recorder,
+            Evictions(operations.ledger),
+        )
         self._path = socket_path(settings)
         self._registry = RegistrySocket(
             registry_path(root, driver),

@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from fpga_plugin.allocation.journal.records import Holder
-from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError
@@ -122,7 +122,8 @@ class ClaimFiles:
             if now == content or (content is None and not anew and uid not in self._missing):
                 self._missing.discard(uid)
                 return holder
-            await asyncio.to_thread(self._cdi.write, holder, claims)
+            cards = {one.device: ledger.cards[card_of(one.device)] for one in claims}
+            await asyncio.to_thread(self._cdi.write, holder, claims, cards)
             written, content = holder, now
 
     def _stale(self, holder: Holder | None) -> Holder | None:
@@ -166,7 +167,7 @@ class ClaimFiles:
             CdiError: the file may still be there.
         """
         path = self._cdi.path(uid) if holder is None else self._cdi.of(holder)
-        await asyncio.to_thread(self._cdi.remove, path)
+        await asyncio.to_thread(self._cdi.remove, path, uid)
 
     async def withdraw(self, holder: Holder, why: str) -> None:
         """What was prepared for a claim is no longer what it asks for.

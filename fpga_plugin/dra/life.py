@@ -327,6 +327,12 @@ class ClaimLife:
             requests={device: tuple(names) for device, names in requests.items()},
             driver=self._driver,
             file=self._files.path(uid),
+            subrequests={
+                one.request: one.subrequest
+                for one in claim.devices
+                if one.subrequest != one.request
+            },
+            pod_claim=claim.pod_claim,
         )
 
     def _stands(self, uid: ClaimUid) -> bool:

@@ -20,6 +20,7 @@ from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra.claim import ClaimRef
+from fpga_plugin.dra.evictions import Evictions
 from fpga_plugin.dra.life import ClaimLife, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
@@ -54,10 +55,19 @@ class DraServicer:
         ledger: has the devices' health.
         pool: our node's.
         recorder: tells pods and operators what was refused.
+        evictions: knows which pods should not be there any more.
     """
 
-    def __init__(self, life: ClaimLife, ledger: Ledger, pool: str, recorder: EventRecorder) -> None:
+    def __init__(
+        self,
+        life: ClaimLife,
+        ledger: Ledger,
+        pool: str,
+        recorder: EventRecorder,
+        evictions: Evictions,
+    ) -> None:
         self._recorder = recorder
+        self._evictions = evictions
         self._life = life
         self._ledger = ledger
         self._pool = pool
@@ -134,6 +144,9 @@ class DraServicer:
         identity = Identity(pod, name=names[pod] if pod else None, claim=ref.full_name)
         devices = [] if claim is None else [one.device for one in claim.devices]
         self._recorder.refused(identity, devices, error)
+        if overdue := self._evictions.overdue(ref, claim, devices):
+            _log.warning("pod not evicted", **ref.logged, reason=overdue)
+            self._recorder.not_evicted(identity, devices, overdue)
 
     # ---------------------------------------------------------------- health
 

@@ -16,10 +16,11 @@ import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from fpga_plugin.allocation.ledger import Ledger, card_of, is_card
 from fpga_plugin.allocation.obstacles import FAILED, Kind
+from fpga_plugin.dra.attributes import Value, attributes
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
@@ -44,9 +45,6 @@ MAX_COUNTERS: Final = 32
 MAX_CONSUMED: Final = 2
 """Counter sets of which one device may take."""
 
-STANDARD: Final = "resource.kubernetes.io"
-"""Domain of the attributes that mean the same with every driver."""
-
 _WHOEVER_OWNS_IT: Final = FAILED | {
     *(Kind.GONE, Kind.INCOMPLETE),
     *(Kind.DRAINED, Kind.EXPOSED, Kind.POD),
@@ -56,7 +54,6 @@ _WHOEVER_OWNS_IT: Final = FAILED | {
 _WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
 
 _T = TypeVar("_T")
-Value: TypeAlias = bool | int | str
 
 
 class Effect(enum.StrEnum):
@@ -226,20 +223,7 @@ class _CardView:
         )
 
     def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
-        told: dict[str, Value] = {
-            "type": "card" if kind is ResourceKind.WHOLE else "region",
-            "card": device_name(DeviceId(self.id)),
-        }
-        if (interface := self._interface()) is not None:
-            told["interfaceID"] = interface
-        if self.card is not None:
-            told |= _about(self.card)
-            told[f"{STANDARD}/pciBusID"] = str(self.card.address)
-            if self.card.pcie_root:
-                told[f"{STANDARD}/pcieRoot"] = self.card.pcie_root
-            if self.card.numa_node is not None:
-                told[f"{STANDARD}/numaNode"] = self.card.numa_node
-        return told
+        return attributes(self.id, kind, self._interface(), self.card)
 
     def _interface(self) -> InterfaceId | None:
         """The present card's; of one that is gone, what its owners asked for."""
@@ -259,32 +243,26 @@ class _CardView:
         """
         ledger, found = self._ledger, dict[tuple[str, Effect], Taint]()
         owner = ledger.region_claim(RegionId(device))  # its own, or its card's
+        stuck = cannot_start(ledger, device)
         for one in ledger.obstacles.of(device):
             key, _, value = one.kind.taint.partition("=")
             if not key or not (owner is None or one.kind in _WHOEVER_OWNS_IT):
                 continue
-            # A container that did not start will not start here: its pod is better elsewhere.
-            stuck = (
-                one.kind is Kind.FAULTED
-                and owner is not None
-                and not owner.started
-                and self.id not in ledger.rebinding
-            )
-            effect = Effect.NO_EXECUTE if stuck else Effect.NO_SCHEDULE
+            failed = stuck and one.kind is Kind.FAULTED
+            effect = Effect.NO_EXECUTE if failed else Effect.NO_SCHEDULE
             found.setdefault((key, effect), Taint(key, value or _word(one.cause), effect))
         return tuple(sorted(found.values()))
 
 
-def _about(card: Card) -> dict[str, Value]:
-    """What a card is; without what is not known."""
-    known = {
-        "vendor": card.vendor,
-        "family": card.family,
-        "model": card.model,
-        "serialNumber": card.serial,
-        "firmware": card.firmware,
-    }
-    return {name: text for name, text in known.items() if text}
+def cannot_start(ledger: Ledger, device: DeviceId) -> bool:
+    """Whether the pod that is to have a device will not start here, and is better elsewhere."""
+    owner = ledger.region_claim(RegionId(device))
+    return (
+        owner is not None
+        and not owner.started
+        and card_of(device) not in ledger.rebinding
+        and any(one.kind is Kind.FAULTED for one in ledger.obstacles.of(device))
+    )
 
 
 def _counter_sets(card: _CardView) -> tuple[CounterSet, ...]:

@@ -33,6 +33,7 @@ from dra_support import (
     OWN_POD,
     Claim,
     DraNode,
+    Json,
     config,
     container,
     dra_name,
@@ -66,6 +67,45 @@ def test_a_claims_life_from_registration_to_a_clean_region():
         assert (node.afu(P0), node.afu(P1)) == (BLANK, BLANK)
         assert node.state()[P0]["clock"] != 250
         assert node.file(claim) is None
+
+
+def metadata(node: DraNode, claim: Claim) -> tuple[str, list[Json]]:
+    """Where a claim's containers read of their devices, and what."""
+    (of_device,) = node.file(claim)["devices"]
+    (mount,) = of_device["containerEdits"]["mounts"]
+    lines = Path(mount["hostPath"]).read_text().splitlines()
+    return mount["containerPath"], [json.loads(line) for line in lines]
+
+
+def test_a_claims_containers_read_of_their_devices():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        claim.metadata["annotations"] = {"resource.kubernetes.io/pod-claim-name": "mine"}
+        node.put(claim)
+        node.dra.prepare(claim)
+        path, told = metadata(node, claim)
+        assert path.endswith(f"/resourceclaimtemplates/mine/fpga/{DRIVER}-metadata.json")
+        assert [one["requests"][0]["devices"][0]["name"] for one in told] == [dra_name(P0)] * 2
+        directory = node.folder / "plugins" / DRIVER / "metadata"
+        for left in (*directory.iterdir(), *node.cdi.iterdir()):
+            left.unlink()
+        (directory / f"{uuid.uuid4()}_fpga.json").touch()
+        node.again()
+        eventually(lambda: metadata(node, claim) == (path, told), "written again at the start")
+        eventually(lambda: len([*directory.iterdir()]) == 1, "what nobody knows has gone")
+        assert node.dra.unprepare(claim) == ""
+        assert list(directory.iterdir()) == []
+
+
+def test_the_reader_of_an_ofs_slots_claim_finds_the_function_for_its_virtual_machine():
+    function = "0000:10:00.1"
+    with DraNode("1x1+ofs", slot_functions=f"{CARD}={function}").up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        _, (told, _) = metadata(node, claim)
+        ((device,),) = [one["devices"] for one in told["requests"]]
+        assert device["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": function}
+        assert node.env(claim)["FPGA_FUNCTIONS_0000_10_00_0_P0"] == function
 
 
 def test_a_claim_without_config_gets_a_blank_region():

@@ -136,13 +136,13 @@ def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(
 ) -> None:
     """A file that stays lets containers start with what became somebody else's."""
     files = CdiFiles(str(tmp_path), DRIVER)
-    files.remove(files.path(A))
+    files.remove(files.path(A), A)
     files.write(*region)
-    files.remove(files.path(A))
+    files.remove(files.path(A), A)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / f"k8s.{DRIVER}-claim_{A}.json").mkdir()
     with pytest.raises(CdiError, match="cannot be removed"):
-        files.remove(files.path(A))
+        files.remove(files.path(A), A)
 
 
 def test_a_directory_is_made_and_what_cannot_be_written_is_told(

@@ -1,7 +1,7 @@
 """Invariant 10 by the second door: a claim's file is there while its nodes lead where they did."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ids import ClaimUid, DeviceId
 
 ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
 SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
@@ -146,10 +146,10 @@ def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
     monkeypatch.setattr("fpga_plugin.dra.files.RETRY_SECONDS", 0.01)
     remove, failures = cdi.files.remove, [OSError(28, "no space"), OSError(30, "read-only")]
 
-    def failing(uid: ClaimUid) -> None:
+    def failing(path: str, uid: ClaimUid) -> None:
         if failures:
             raise CdiError(str(failures.pop()))
-        remove(uid)
+        remove(path, uid)
 
     monkeypatch.setattr(cdi.files, "remove", failing)
     cdi.begin(ledger, lambda: ledger.hardware.card_gone(ONE.id))
@@ -162,10 +162,10 @@ def meanwhile(
     """What happens while the next files are written, each time before the thread is done."""
     write, left = cdi.files.write, [*steps]
 
-    def slow(known: Holder, claims: Iterable[Claim]) -> None:
+    def slow(known: Holder, claims: Iterable[Claim], cards: Mapping[DeviceId, Card]) -> None:
         if left:
             left.pop(0)()
-        write(known, claims)
+        write(known, claims, cards)
 
     monkeypatch.setattr(cdi.files, "write", slow)
 

@@ -23,6 +23,7 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError
 from ledger_support import found, make_ledger
 from structlog.testing import capture_logs
+from test_holders import holder
 
 from fpga_plugin.allocation.journal.records import Holder
 from fpga_plugin.allocation.ledger import Ledger
@@ -30,11 +31,13 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra import servicer
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
+from fpga_plugin.dra.evictions import Evictions
 from fpga_plugin.dra.life import PreparedDevice
 from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.kubernetes.events.broadcaster import Event
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
@@ -99,6 +102,11 @@ class Heard:
     def __init__(self) -> None:
         self.refusals: list[tuple[Identity, list[DeviceId], str]] = []
         self.served_: list[tuple[list[DeviceId], str]] = []
+        self.events: list[Event] = []
+        self.now = 0.0
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
 
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
@@ -179,12 +187,18 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             ledger.obstacles._claims = True
             lives, heard = life or Life(), Heard()
             recorder = EventRecorder(
-                None,
+                heard,  # type: ignore[arg-type]
                 node_name=POOL,
                 pods=SimpleNamespace(),  # type: ignore[arg-type]
                 observer=heard,  # type: ignore[arg-type]
             )
-            served = DraServicer(lives, ledger, POOL, recorder)  # type: ignore[arg-type]
+            served = DraServicer(
+                lives,  # type: ignore[arg-type]
+                ledger,
+                POOL,
+                recorder,
+                Evictions(ledger, lambda: heard.now),
+            )
             server = ClosingServer([served])
             await server.start(path="dra.sock")
             try:
@@ -393,6 +407,27 @@ def test_whose_pod_waits_is_told_where_it_is_one(
         door.heard.refusals.clear()
         await door.unprepare(named(1))
         assert door.heard.refusals == [], "its pod has ended: nobody waits"
+
+    play(story, life)
+
+
+def test_a_pod_that_should_have_been_evicted_hears_that_nobody_does(
+    play: Callable[..., None],
+) -> None:
+    """Its device failed before it started, and kubelet asks for it a minute later."""
+    life = Life(answers={1: RefusedError("PR failed")}, claims={1: CLAIM})
+
+    async def story(door: Door) -> None:
+        door.ledger.resource_claims.take(holder(ClaimUid(uid(1)), P0), [POD])
+        door.ledger.work.working([RegionId(P0)])
+        door.ledger.work.faulted(RegionId(P0), "PR failed")
+        await door.prepare(named(1))
+        assert [one.reason for one in door.heard.events] == ["FpgaProgrammingRefused"]
+        door.heard.now = 60.0
+        await door.prepare(named(1))
+        event = door.heard.events[-1]
+        assert (event.reason, event.subject.name) == ("FpgaPodNotEvicted", POD_NAME.name)
+        assert f"{P0} failed before the pod started" in event.note
 
     play(story, life)
 

@@ -244,7 +244,7 @@ def test_a_claim_keeps_its_row_until_its_file_is_removed(
 ) -> None:
     """Else nobody would know of a file by which a container starts with what is another's."""
 
-    def fails(_path: str) -> None:
+    def fails(_path: str, _uid: ClaimUid) -> None:
         raise CdiError("read-only file system")
 
     claims.record()

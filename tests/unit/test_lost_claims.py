@@ -57,11 +57,11 @@ class Files(CdiFiles):
 
     failing = 0
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, uid: ClaimUid) -> None:
         if self.failing:
             self.failing -= 1
             raise CdiError("the file cannot be removed")
-        super().remove(path)
+        super().remove(path, uid)
 
 
 class NoLeftovers:

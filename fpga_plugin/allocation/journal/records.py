@@ -180,6 +180,8 @@ class Holder:
         name: of the claim.
         devices: that were allocated to it.
         requests: for which of the claim's requests each of them is.
+        subrequests: the name with its subrequest of each request that has any (`main/sub`).
+        pod_claim: what the pod calls the claim for which it was made by a template; empty: none.
         driver: under whose name it was allocated, which is that of kubelet's record of it, too.
         file: path of its CDI file.
         boot: of the node, in which it was prepared; empty: it is not.
@@ -197,6 +199,8 @@ class Holder:
     boot: Text = ""
     prepared: Mapping[RegionId, Prepared] = field(default_factory=dict, hash=False)
     ended: bool = False
+    subrequests: Mapping[Text, Text] = field(default_factory=dict, hash=False)
+    pod_claim: Text = ""
 
     @property
     def full_name(self) -> str:
