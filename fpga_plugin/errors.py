@@ -46,6 +46,7 @@ class FpgaPluginError(Exception):
         status: gRPC status that fits.
         message: what happened, to which device, variable or file.
         hint: what the reader can do; may be empty.
+        why: what the hardware said, for the log alone: a tenant can do nothing with it.
         retry_after: seconds for which whoever refused asks to be left alone; 0: it does not ask.
 
     Both can always be encoded: names of files may hold bytes that are no UTF-8, which Python has as
@@ -55,10 +56,11 @@ class FpgaPluginError(Exception):
     status: ClassVar[Status] = Status.INTERNAL
     retry_after: float = 0.0
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", why: str = "") -> None:
         super().__init__(message)
         self.message = _encodable(message)
         self.hint = _encodable(hint)
+        self.why = _encodable(why)
 
     @property
     def kind(self) -> str:

@@ -19,7 +19,8 @@ class ExposurePolicy:
 
     Attributes:
         uncleared_memory: of cards whose memory is never cleared.
-        untranslated_dma: of cards whose DMA reaches all of the host's memory, or may.
+        untranslated_dma: of cards whose DMA reaches all of the host's memory, or may, or reaches
+            other devices.
     """
 
     uncleared_memory: Exposure = Exposure.ALLOW

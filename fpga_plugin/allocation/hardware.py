@@ -13,6 +13,8 @@ from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
 
+_UNREAD = "what is on it could not be read"
+
 
 class Hardware:
     """The ledger's steps on the side of hardware.
@@ -261,7 +263,7 @@ class Hardware:
                     record,
                     condition=Condition.DIRTY,
                     afu_id=None,
-                    reason="another process changed it",
+                    reason=_UNREAD if afu_id is None else "another process changed it",
                 )
         self._state.commit(change)
         return found

@@ -18,6 +18,7 @@ from fpga_plugin.bitstreams.kinds import BLANK, Contents
 from fpga_plugin.bitstreams.manifest import in_utc
 from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import is_blank
+from fpga_plugin.bitstreams.pod_manifest import pod_manifest
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.signing import (
@@ -90,6 +91,14 @@ def show_file(args: argparse.Namespace) -> int:
         print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
     for what, line in lines_of(contents):
         print(f"{what.ljust(width)}  {_plain(line)}")
+    return DONE
+
+
+def show_pod(args: argparse.Namespace) -> int:
+    """Print a pod that asks for a file."""
+    contents, _ = look(args.file, _progress(args.file))
+    prefix, xrt_prefix = args.bitstream_prefixes
+    print(pod_manifest(contents, prefix=prefix, xrt_prefix=xrt_prefix, image=args.image), end="")
     return DONE
 
 

@@ -4,7 +4,7 @@ A blank that is missing, unusable or not trusted is a state of its interface id,
 taken up again when the store changes.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -25,6 +25,14 @@ log = structlog.get_logger()
 
 NO_BLANK = "no-blank-image"
 """The reason under which a region without a blank bitstream is kept back."""
+
+
+VENDORS: Final = "put the card vendor's null image there (docs/bitstreams.md)"
+WITHOUT: Final = (
+    "FPGA_PLUGIN_SCRUB=best-effort does without one, and hands over regions, reset, with the last"
+    " pod's image still in them"
+)
+"""What to do about a blank bitstream that is missing: the one, or for want of it the other."""
 
 
 class BlankSource(Protocol):
@@ -73,8 +81,7 @@ class Blanks:
         if blank is None and self._policy is ScrubPolicy.REQUIRED:
             raise RefusedError(
                 f"{NO_BLANK}: {problem}",
-                hint="install the card vendor's blank bitstream there, or set"
-                " FPGA_PLUGIN_SCRUB=best-effort to do without",
+                hint=f"{VENDORS}; {WITHOUT}",
             )
         return blank
 
@@ -86,7 +93,7 @@ class Blanks:
                 interface_id=interface_id,
                 reason=problem,
                 policy=self._policy.value,
-                hint=f"expected at {expected}; FPGA_PLUGIN_SCRUB=best-effort works without it",
+                hint=f"{VENDORS}, at {expected}; {WITHOUT}",
             )
         else:
             self._problems.pop(interface_id, None)

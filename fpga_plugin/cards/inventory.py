@@ -57,6 +57,15 @@ class _Seen:
     health: CardHealth | None = None
 
 
+_REACH = {
+    Iommu.SHARED: "other devices that are in its IOMMU group",
+    Iommu.IDENTITY: "all of the node's memory",
+    Iommu.NONE: "all of the node's memory",
+    Iommu.UNKNOWN: "perhaps all of the node's memory",
+}
+"""What a card's DMA reaches where nothing limits it."""
+
+
 class Inventory:
     """Belongs to the event loop.
 
@@ -287,7 +296,7 @@ class Inventory:
                 card=card.id,
                 iommu=card.iommu.value,
                 given=given,
-                hint="an accelerator on it can read and write all of the node's memory;"
+                hint=f"an accelerator on it can read and write {_REACH[card.iommu]};"
                 " FPGA_PLUGIN_UNTRANSLATED_DMA says who gets such a card (docs/security.md)",
             )
 
@@ -435,6 +444,8 @@ class Inventory:
 
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
         for region, record in self._ledger.hardware.verify(card.id, observed).items():
+            if observed[region] is None:
+                continue  # nobody is known to have changed it; the card's health says why
             log.error(
                 "region changed by another process",
                 region=region,
@@ -442,7 +453,7 @@ class Inventory:
                 expected=record.afu_id,
                 **self._operations.owner(region),
             )
-            shows = f"shows AFU {observed[region] or 'none'} where {record.afu_id} was left"
+            shows = f"shows AFU {observed[region]} where {record.afu_id} was left"
             self._recorder.card_failed(card.id, f"region {region} {shows}")
 
     def _signals(self, card: Card) -> _Signals | None:

@@ -277,6 +277,7 @@ class CardOperations:
             "region failed",
             region=region,
             error=str(error),
+            why=error.why or None,
             condition=str(self.ledger.record(region).condition),
             **report.concerned(),
         )
@@ -385,16 +386,21 @@ class CardOperations:
 
     def report(self, report: Report) -> None:
         """Log what was done to a region, and tell the observer."""
-        log.info(
-            "region scrubbed" if report.scrubbed else "region prepared",
-            region=report.region,
-            steps={step.name: round(step.seconds, 6) for step in report.steps},
-            notes=[step.note for step in report.steps if step.note],
-            afu_id=report.afu_id,
-            error=report.error or None,
-            condition=str(self.ledger.record(report.region).condition),
+        fields: dict[str, object] = {
+            "region": report.region,
+            "steps": {step.name: round(step.seconds, 6) for step in report.steps},
+            "notes": [step.note for step in report.steps if step.note not in {"", report.error}],
+            "afu_id": report.afu_id,
+            "error": report.error or None,
+            "condition": str(self.ledger.record(report.region).condition),
             **report.concerned(),
-        )
+        }
+        if report.error:
+            log.warning(
+                "region not scrubbed" if report.scrubbed else "region not prepared", **fields
+            )
+        else:
+            log.info("region scrubbed" if report.scrubbed else "region prepared", **fields)
         self.observer.reported(report)
 
     def settle(self, regions: Iterable[RegionId]) -> None:

@@ -233,7 +233,9 @@ class Preparer:
                     raise
                 # Its ports are closed again by now.
                 if not await self._recovery.rebind(card, owner=frozenset(plan.lease.devices)):
-                    raise type(error)(error.message, hint=self._recovery.advice(card)) from error
+                    raise type(error)(
+                        error.message, hint=self._recovery.advice(card), why=error.why
+                    ) from error
                 await self._attempt(plan, card_id, region_ids)
             return {region: self._operations.ledger.record(region) for region in region_ids}
 

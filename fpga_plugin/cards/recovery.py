@@ -96,10 +96,10 @@ class Recovery:
         )
 
     def advice(self, card: Card) -> str:
-        """What helps a poisoned port that is not recovered, for people."""
-        how = self._operations.backend.rebind_advice(card)
+        """What helps a poisoned port that is not recovered, for the owner of the pod."""
+        how = f"ask the node's operator: {self._operations.backend.rebind_advice(card)}"
         if self._policy is not RecoveryPolicy.REBIND:
-            return f"{how}; FPGA_PLUGIN_RECOVERY=rebind lets the plugin do that"
+            return how
         return f"the plugin rebinds the card's driver when nobody else has a region of it; or {how}"
 
     def may(self, card_id: CardId) -> bool:

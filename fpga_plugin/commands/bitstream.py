@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 refused or failed, 2 usage.
 """
 
 import argparse
+import re
 import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,7 @@ def add_bitstream_parser(
     keys_dir: str | None = None,
     guarded: bool = True,
     state_dir: str | None = None,
+    prefixes: tuple[str, str] = ("fpga.intel.com", "fpga.amd.com"),
 ) -> None:
     """Add `bitstream` and its subcommands to the command line.
 
@@ -55,6 +57,7 @@ def add_bitstream_parser(
         keys_dir: where the public keys are, where `--keys` does not say.
         guarded: the plugin refuses what others may write in that store.
         state_dir: where the plugin of this node notes which manifests it has seen.
+        prefixes: of resources: of cards that are programmed with raw images, and of the others.
     """
     parser = subparsers.add_parser(
         "bitstream",
@@ -73,6 +76,7 @@ def add_bitstream_parser(
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
     _add_list(commands, default_store)
     _add_inspect(commands)
+    _add_manifest(commands, prefixes)
     _add_verify(commands, default_store)
     _add_install(commands, default_store)
     _add_remove(commands, default_store)
@@ -121,6 +125,27 @@ def _add_inspect(commands: "Subparsers") -> None:
     )
     parser.add_argument("file", metavar="FILE")
     _json_option(parser)
+
+
+def _add_manifest(commands: "Subparsers", prefixes: tuple[str, str]) -> None:
+    parser = _command(
+        commands,
+        "manifest",
+        run=actions.show_pod,
+        summary="print a pod that asks for a file",
+        description="Print the manifest of a pod that asks for a bitstream file: the resource, and"
+        " the variables that name the bitstream.",
+        example="fpga-plugin bitstream manifest hello_afu.gbs --image example.com/hello:1 \\\n"
+        "    | kubectl apply -f -",
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument(
+        "--image",
+        default="example.com/app:1",
+        type=argument(_image),
+        help="the container's image (default: %(default)s, which is to be replaced)",
+    )
+    parser.set_defaults(bitstream_prefixes=prefixes)
 
 
 def _add_verify(commands: "Subparsers", default_store: str) -> None:
@@ -361,6 +386,13 @@ def _dir_option(parser: argparse.ArgumentParser, default_store: str) -> None:
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for scripts")
+
+
+def _image(text: str) -> str:
+    """It is put into YAML: what a reference may have, and nothing else."""
+    if not re.fullmatch(r"[\w./:@-]{1,512}", text, re.ASCII):
+        raise ValueError("no reference of an image, such as example.com/app:1")
+    return text
 
 
 def _parse_name(text: str) -> BitstreamId:

@@ -22,6 +22,7 @@ examples:
   fpga-plugin demo --pod mine.yaml --bitstreams my-store
   fpga-plugin demo --cards alveo                    the like with an Alveo card
   fpga-plugin demo --serve                          pods come and go on a page
+  fpga-plugin demo --serve --trouble                and cards fail and recover
   fpga-plugin demo --json | jq -c 'select(.event == "region")'
 
 A pod asks for devices in its limits and for bitstreams in its environment:
@@ -92,8 +93,15 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         " (default: a free port of this computer)",
     )
     parser.add_argument(
+        "--trouble",
+        action="store_true",
+        help="with --serve: cards fail and recover meanwhile, one fault after the other",
+    )
+    parser.add_argument(
         "--verbose", action="store_true", help="the plugin's own log on standard error"
     )
+
+    parser.set_defaults(demo_usage=parser.error)
 
 
 def run_demo(args: argparse.Namespace) -> int:
@@ -104,6 +112,8 @@ def run_demo(args: argparse.Namespace) -> int:
     """
     from fpga_plugin.demo.run import Options, run
 
+    if args.trouble and args.serve is None:
+        args.demo_usage("--trouble needs --serve")
     return run(
         Options(
             pod=args.pod,
@@ -112,6 +122,7 @@ def run_demo(args: argparse.Namespace) -> int:
             verbose=args.verbose,
             quiet=args.quiet,
             serve=args.serve,
+            trouble=args.trouble,
             cards=args.cards,
         )
     )

@@ -49,12 +49,14 @@ class Node:
         kubelet: its kubelet.
         served: the addresses of page and metrics; empty: not yet, or not asked for.
         scrubbable: interface ids whose regions can become Healthy: the store has a blank bitstream.
+        simulated: the simulated cards' own directory.
     """
 
     plugin: Plugin
     kubelet: KubeletDouble
     served: Callable[[], list[str]]
     scrubbable: frozenset[InterfaceId]
+    simulated: str
 
 
 def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
@@ -151,7 +153,7 @@ async def running_node(
         stack.push_async_callback(kubelet.stop)
         stack.callback(recorder.mute)
         usable = await asyncio.to_thread(scrubbable, store, kinds)
-        yield Node(plugin, kubelet, lambda: daemon.served, usable)
+        yield Node(plugin, kubelet, lambda: daemon.served, usable, settings.simulated_dir)
 
 
 def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dict[str, str]:

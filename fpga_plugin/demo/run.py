@@ -58,6 +58,7 @@ class Options:
         verbose: the plugin's log on standard error.
         quiet: the verdict alone.
         serve: where to serve the page while pods come and go; None: the story of one pod.
+        trouble: cards fail and recover meanwhile.
     """
 
     pod: str | None
@@ -66,6 +67,7 @@ class Options:
     verbose: bool
     quiet: bool = False
     serve: str | None = None
+    trouble: bool = False
     cards: str = "pac"
 
 
@@ -129,6 +131,7 @@ async def _interruptible(demo: Coroutine[Any, Any, int], options: Options) -> in
 async def _serve(address: str, options: Options, output: Output, recorder: Recorder) -> int:
     """Until Ctrl-C."""
     from fpga_plugin.demo.serve import pods_come_and_go, url
+    from fpga_plugin.demo.trouble import trouble
 
     store = _store(options.bitstreams)
     entries = store.list()
@@ -143,7 +146,11 @@ async def _serve(address: str, options: Options, output: Output, recorder: Recor
             output.text([line])
             return output.failed is None
 
-        await pods_come_and_go(node, kind, entries, tell)
+        async with asyncio.TaskGroup() as group:
+            rehearsal = group.create_task(trouble(node, tell)) if options.trouble else None
+            await pods_come_and_go(node, kind, entries, tell)
+            if rehearsal is not None:
+                rehearsal.cancel()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""PCI Express errors that the kernel has counted on a card's function.
+"""PCI Express errors that the kernel has counted on a card's functions.
 
 The counters (`aer_dev_fatal`, `aer_dev_correctable`: Linux, sysfs-bus-pci-devices-aer_stats) only
 grow, and say nothing of when. So what they said when the card was first looked at, working, counts
@@ -7,11 +7,12 @@ looked: nothing in the counters tells that the link is sound again.
 """
 
 import re
+from collections.abc import Iterable
 
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.sysfs import optional
-from fpga_plugin.ids import CardId
+from fpga_plugin.ids import CardId, PciAddress
 
 _TOTAL = re.compile(r"^TOTAL_ERR_[A-Z]{1,16} ([0-9]{1,20})$", re.ASCII | re.MULTILINE)
 
@@ -20,29 +21,33 @@ class AerCounters:
     """What each card's counters said at first; used from several threads."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[CardId, str], int] = {}
+        self._first: dict[tuple[CardId, PciAddress, str], int] = {}
 
-    def fatal(self, kernel: Kernel, card: Card) -> int:
-        """Fatal errors since the card was first looked at."""
-        return self._risen(kernel, card, "aer_dev_fatal")
+    def fatal(self, kernel: Kernel, card: Card, *others: PciAddress) -> int:
+        """Fatal errors since the card was first looked at; `others` are further functions of it."""
+        return self._all(kernel, card, others, "aer_dev_fatal")
 
-    def correctable(self, kernel: Kernel, card: Card) -> int:
+    def correctable(self, kernel: Kernel, card: Card, *others: PciAddress) -> int:
         """Errors that the link has mended itself, likewise."""
-        return self._risen(kernel, card, "aer_dev_correctable")
+        return self._all(kernel, card, others, "aer_dev_correctable")
 
     def forget(self, card: CardId) -> None:
         """What the counters say at the next look counts as well."""
         for key in [key for key in list(self._first) if key[0] == card]:
             self._first.pop(key, None)
 
-    def _risen(self, kernel: Kernel, card: Card, name: str) -> int:
+    def _all(self, kernel: Kernel, card: Card, others: Iterable[PciAddress], name: str) -> int:
+        functions = (card.address, *others)
+        return sum(self._risen(kernel, card.id, function, name) for function in functions)
+
+    def _risen(self, kernel: Kernel, card: CardId, function: PciAddress, name: str) -> int:
         try:
-            text = optional(kernel, f"/sys/bus/pci/devices/{card.address}/{name}")
+            text = optional(kernel, f"/sys/bus/pci/devices/{function}/{name}")
         except OSError:
             text = None
         if text is None or (found := _TOTAL.search(text)) is None:
             return 0  # a kernel without AER; a dying card is seen by its other attributes
-        total, key = int(found[1]), (card.id, name)
+        total, key = int(found[1]), (card, function, name)
         first = self._first.setdefault(key, total)
         if total < first:  # another function in the same slot
             self._first[key] = first = total

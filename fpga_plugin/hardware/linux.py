@@ -11,9 +11,6 @@ import os
 
 from fpga_plugin.hardware.kernel import Handle
 
-_MAX_LINKS = 40
-"""As many symbolic links as the kernel itself follows (MAXSYMLINKS, include/linux/namei.h)."""
-
 _MAX_ATTRIBUTE = 65536
 """An attribute is at most a page; pages are up to 64 KiB (arm64)."""
 
@@ -44,30 +41,15 @@ class LinuxKernel:
     def realpath(self, path: str) -> str:
         """Where a sysfs path leads, all links followed, as a path of the node.
 
-        The links are followed here and not by the operating system, so that a link can neither lead
-        out of the tree nor, where the tree is mounted elsewhere, into the container's own /sys.
+        Links of sysfs are relative, so that they stay in the tree wherever that is mounted. What
+        leads out of it leads nowhere: neither to a file of the container's nor into its own /sys.
         """
-        links = 0
-        done = ""
-        rest = _reversed_parts(path)
-        while rest:
-            name = rest.pop()
-            if name == "..":
-                done = done.rpartition("/")[0]
-                continue
-            step = f"{done}/{name}"
-            target = self._link(step)
-            if target is None:
-                done = step
-                continue
-            links += 1
-            if links > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if target.startswith("/"):
-                done = ""
-            rest += _reversed_parts(target)
-        self._host(done)
-        return done
+        found = os.path.realpath(self._host(path), strict=True)
+        tree = path.removeprefix("/").partition("/")[0]
+        root = os.path.realpath(self._roots[tree] or "/").rstrip("/")
+        if found != root and not found.startswith(f"{root}/"):
+            raise FileNotFoundError(errno.ENOENT, f"leads out of /{tree}", path)
+        return f"/{tree}{found.removeprefix(root)}".rstrip("/")
 
     def exists(self, path: str) -> bool:
         """Whether a sysfs path leads anywhere."""
@@ -140,21 +122,6 @@ class LinuxKernel:
             raise FileNotFoundError(errno.ENOENT, "neither below /sys nor below /dev", path)
         return f"{root}{slash}{rest}" or "/"
 
-    def _link(self, step: str) -> str | None:
-        """The target of a symbolic link as a path of the node; None for anything else."""
-        if step in {"/sys", "/dev"}:
-            return None  # the root itself may be a link on this side
-        try:
-            target = os.readlink(self._host(step))
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                return None
-            raise
-        for tree, root in self._roots.items():
-            if root and (target == root or target.startswith(root + "/")):
-                return f"/{tree}{target.removeprefix(root)}"
-        return target
-
 
 class MappedRegisters:
     """Implements `fpga_plugin.hardware.kernel.Registers`.
@@ -164,7 +131,10 @@ class MappedRegisters:
     """
 
     def __init__(self, handle: Handle, length: int) -> None:
-        self._mapping = mmap.mmap(handle, length)
+        try:
+            self._mapping = mmap.mmap(handle, length)
+        except ValueError:  # Python looks at a file's size before the kernel is asked
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO)) from None
         self._words = memoryview(self._mapping).cast("Q")
 
     def read(self, offset: int) -> int:
@@ -179,7 +149,3 @@ class MappedRegisters:
         """Take the mapping away."""
         self._words.release()
         self._mapping.close()
-
-
-def _reversed_parts(path: str) -> list[str]:
-    return [part for part in reversed(path.split("/")) if part not in {"", "."}]

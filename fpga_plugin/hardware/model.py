@@ -16,6 +16,10 @@ class Iommu(enum.Enum):
     TRANSLATE = "translate"
     """An IOMMU: the card reaches what was mapped for it."""
 
+    SHARED = "shared"
+    """An IOMMU, and a device of somebody else's in the card's group: these two reach each other's
+    registers and memory on their way to it."""
+
     IDENTITY = "identity"
     """An IOMMU that lets everything through: the card reaches all of the host's memory."""
 

@@ -9,7 +9,7 @@ from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Iommu, PciFunction
 from fpga_plugin.hardware.sysfs import children, optional
 from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
-from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver
+from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver, members
 from fpga_plugin.ids import CardId, PciAddress
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -24,7 +24,7 @@ _TYPES = {
 }
 """Of an IOMMU group's default domain (drivers/iommu/iommu.c, iommu_group_show_type)."""
 
-_WEAKEST_FIRST = (Iommu.NONE, Iommu.IDENTITY, Iommu.UNKNOWN, Iommu.TRANSLATE)
+_WEAKEST_FIRST = (Iommu.NONE, Iommu.IDENTITY, Iommu.UNKNOWN, Iommu.SHARED, Iommu.TRANSLATE)
 
 
 def numa_node(kernel: Kernel, function: str) -> int | None:
@@ -66,6 +66,33 @@ def iommu(kernel: Kernel, functions: Iterable[str]) -> Iommu:
     return min((_of_function(kernel, each) for each in functions), key=_WEAKEST_FIRST.index)
 
 
+def others(kernel: Kernel, function: str) -> tuple[PciAddress, ...]:
+    """Who else is in a function's IOMMU group: neither a bridge nor of the same card.
+
+    The kernel puts functions into one group that reach each other below the IOMMU, because no
+    bridge between them has ACS (Linux, drivers/iommu/iommu.c, pci_device_group).
+
+    Raises:
+        HardwareError: a member is no PCI function.
+        OSError: the group cannot be listed.
+    """
+    own = _physical(kernel, PciAddress.parse(os.path.basename(kernel.realpath(function))))
+    return tuple(
+        member
+        for member in members(kernel, f"{function}/iommu_group")
+        if not _same_device(_physical(kernel, member), own)
+    )
+
+
+def _physical(kernel: Kernel, function: PciAddress) -> PciAddress:
+    """The function itself, or of a virtual one that which has it."""
+    try:
+        physical = os.path.basename(kernel.realpath(f"{PCI}/{function}/physfn"))
+    except FileNotFoundError:
+        return function
+    return _address(physical) or function
+
+
 def _of_function(kernel: Kernel, function: str) -> Iommu:
     group = f"{function}/iommu_group"
     try:
@@ -73,9 +100,12 @@ def _of_function(kernel: Kernel, function: str) -> Iommu:
             return Iommu.NONE
         if optional(kernel, f"{group}/name") == NO_IOMMU_GROUP:
             return Iommu.NONE
-        return _TYPES.get(optional(kernel, f"{group}/type") or "", Iommu.UNKNOWN)
-    except OSError:
+        found = _TYPES.get(optional(kernel, f"{group}/type") or "", Iommu.UNKNOWN)
+        if found is Iommu.TRANSLATE and others(kernel, function):
+            return Iommu.SHARED
+    except (OSError, HardwareError):
         return Iommu.UNKNOWN
+    return found
 
 
 def functions(kernel: Kernel, card: CardId) -> tuple[PciFunction, ...]:

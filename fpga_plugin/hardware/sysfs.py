@@ -1,5 +1,6 @@
 """Reading sysfs as the families need it: a feature may be absent, and a value may be nonsense."""
 
+import os
 import re
 from collections.abc import Iterator
 
@@ -33,6 +34,18 @@ def optional(kernel: Kernel, path: str) -> str | None:
     """
     try:
         return kernel.read(path).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def driver_of(kernel: Kernel, device: str) -> str | None:
+    """The name of the driver that has a device; None: it has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return os.path.basename(kernel.realpath(f"{device}/driver"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -85,6 +85,7 @@ class _Cards:
             "memory": "" if card is None else memory_state(card, debt=card_id in ledger.debts),
             "iommu": "" if card is None else card.iommu.value,
             "note": self._note(card_id, card),
+            "passing": self._passing(card_id, card),
             "temperatures": dict(readings.temperatures),
             "power": dict(readings.power),
             "regions": [self._region(region) for region in self._present(card_id, card)],
@@ -118,17 +119,24 @@ class _Cards:
             notes.append(f"no-blank-image: {problem}")
         if not card.complete:
             notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
-        if card_id in ledger.unreconciled:
-            notes.append(
-                "who has it is not known: kubelet's records were not read since it was found"
-            )
         strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
         if lent := sorted({one.pod for one in strangers if one.pod is not None}):
             notes.append(
                 f"pod {', '.join(lent)} still runs and may open a region of it: device numbers"
                 " changed after it was given its node"
             )
-        if card_id in ledger.debts:
+        return "; ".join(notes)
+
+    def _passing(self, card_id: CardId, card: Card | None) -> str:
+        """What nobody has to do anything about: it passes by itself."""
+        if card is None:
+            return ""
+        notes = []
+        if card_id in self._ledger.unreconciled:
+            notes.append(
+                "who has it is not known: kubelet's records were not read since it was found"
+            )
+        if card_id in self._ledger.debts:
             notes.append("its memory is not cleared yet" + self._memory_waits_for(card_id))
         return "; ".join(notes)
 

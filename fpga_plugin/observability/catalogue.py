@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from fpga_plugin.bitstreams.manifest import InterfaceAliases
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import StoreEntry
-from fpga_plugin.errors import FpgaPluginError, printable_ascii
+from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import Alias, BitstreamId, InterfaceId
 from fpga_plugin.observability.fresh import Fresh
 
@@ -112,12 +112,15 @@ def _names(entries: Sequence[StoreEntry], aliases: _Aliases) -> Mapping[str, str
 
 
 def _name(entry: StoreEntry, aliases: _Aliases) -> str:
-    """What the manifest calls it; else its accelerator's name, which who built the file chose."""
+    """What the manifest calls it; else in quotes its title, which nobody can ask for it by.
+
+    The title is its accelerator's name in the file: who built that chose it.
+    """
     if entry.interface_id is not None and entry.bitstream_id is not None:
         alias = aliases.get((entry.interface_id, entry.bitstream_id))
         if alias is not None:
             return alias
-    return "" if entry.contents is None else printable_ascii(entry.contents.name)
+    return "" if entry.contents is None else quote(entry.contents.name)
 
 
 def _listed(reader: StoreReader, entry: StoreEntry, aliases: _Aliases) -> Listed:

@@ -272,7 +272,7 @@ def _cards(plugin: Plugin, cards: Sequence[CardView]) -> Iterator[Metric]:
     )
     yield _gauge(
         "card_iommu",
-        "What limits a card's DMA: translate, identity, none or unknown.",
+        "What limits a card's DMA: translate, shared, identity, none or unknown.",
         ["card", "mode"],
         [((one["card"], one["iommu"]), 1) for one in cards],
     )

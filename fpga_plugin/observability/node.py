@@ -18,6 +18,7 @@ from fpga_plugin.bitstreams.manifest import InterfaceAliases
 from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust, prefixes
+from fpga_plugin.cards.blanks import VENDORS, WITHOUT
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.image import Image
@@ -136,7 +137,7 @@ def look(settings: Settings) -> Node:
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
                 without_blank="its regions would only be reset, and given out (best-effort)"
                 if settings.scrub is ScrubPolicy.BEST_EFFORT
-                else "its regions would be Unhealthy; FPGA_PLUGIN_SCRUB=best-effort works without",
+                else f"its regions would be Unhealthy; {VENDORS}; {WITHOUT}",
                 foreign=held_by_others[card.id],
                 regions=tuple(
                     _region(backend, region, journal, in_use=bool(held & {region.id, card.id}))

@@ -27,6 +27,7 @@ from fpga_plugin.observability.table import (
     measured,
     owned_by,
     printable,
+    reasons,
     size,
     skipped,
     span,
@@ -169,16 +170,6 @@ def _colour(card: CardView, region: RegionView) -> str:
     return "free" if region["healthy"] else "busy"
 
 
-def _reasons(region: RegionView) -> list[str]:
-    reasons = [region["reason"]]
-    if region["refused"]:
-        # What the hardware said is often where the refusal begins; its rest says what to do.
-        if region["refused"].startswith(region["reason"]):
-            reasons.clear()
-        reasons.append(f"refused: {region['refused']}")
-    return [reason for reason in reasons if reason]
-
-
 def _commands(words: str) -> Markup:
     """Words with commands between backquotes; whoever else writes some gets no more than that."""
     escaped = str(escape(printable(words)))  # of a Markup, `sub` would escape what it puts in
@@ -209,6 +200,7 @@ def _environment() -> Environment:
     made.globals |= {
         "anchors": ANCHORS,
         "states": STATES,
+        "urgent_region": lambda card, region: not URGENT.isdisjoint(states_of(card, region)),
         "style": Markup(STYLE),  # noqa: S704  # our own
         "script": Markup(SCRIPT),  # noqa: S704  # our own
         "max_words": MAX_WORDS,
@@ -218,7 +210,7 @@ def _environment() -> Environment:
         "happened": happened,
         "marks": _marks,
         "owned_by": owned_by,
-        "reasons": _reasons,
+        "reasons": reasons,
         "sensors": _sensors,
         "size": size,
         "skipped": skipped,

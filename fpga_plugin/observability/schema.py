@@ -80,9 +80,10 @@ class RegionView(TypedDict):
 class CardView(TypedDict):
     """One card; `note` says why it, or its regions, are not given out.
 
-    `memory` is `cleared`, `not cleared yet` or `never cleared`, `iommu` is `translate`, `identity`,
-    `none` or `unknown`; both are empty where the card is gone. `interface_alias` is what the
-    store's manifest calls the interface id, empty for nothing.
+    `passing` is what passes by itself. `memory` is `cleared`, `not cleared yet` or `never cleared`,
+    `iommu` is `translate`, `shared`, `identity`, `none` or `unknown`; both are empty where the card
+    is gone. `interface_alias` is what the store's manifest calls the interface id, empty for
+    nothing.
     """
 
     card: str
@@ -96,6 +97,7 @@ class CardView(TypedDict):
     memory: str
     iommu: str
     note: str
+    passing: NotRequired[str]
     temperatures: dict[str, float]
     power: dict[str, float]
     regions: list[RegionView]

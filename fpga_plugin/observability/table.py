@@ -29,7 +29,7 @@ from fpga_plugin.observability.schema import (
     WhoView,
 )
 from fpga_plugin.observability.states import STATES
-from fpga_plugin.observability.trouble import troubles
+from fpga_plugin.observability.trouble import URGENT, states_of, troubles
 
 MIN_WIDTH: Final = 60
 NO_LIMIT: Final = 10_000
@@ -218,22 +218,34 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
     lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
     lines += _noted([card["note"]] if card["note"] else [], width)
+    if passing := card.get("passing"):
+        lines += _wrapped(printable(passing), width, "    ", "    ")
     lines += _rows(card["regions"], now, width, memory=card["memory"])
     for region in card["regions"]:
-        lines += _said(region, width)
+        lines += _said(card, region, width)
     return lines
 
 
-def _said(region: RegionView, width: int) -> list[str]:
+def reasons(region: RegionView) -> list[str]:
+    """Why a region is as it is, and why its owner was refused: each thing once.
+
+    What the hardware said is often where the refusal begins; its rest says what to do.
+    """
+    refused = f"refused: {region['refused']}" if region["refused"] else ""
+    if region["reason"] and region["reason"] in refused:
+        return [refused]
+    return [one for one in (region["reason"], refused) if one]
+
+
+def _said(card: CardView, region: RegionView, width: int) -> list[str]:
     """What there is to say of a region besides its row."""
     lines: list[str] = []
-    if region["reason"]:
-        lines += _noted([f"{region['region']}: {region['reason']}"], width)
+    mark = "    " if URGENT.isdisjoint(states_of(card, region)) else "  ! "
+    for reason in reasons(region):
+        lines += _wrapped(printable(f"{region['region']}: {reason}"), width, mark, "    ")
     if (kept := region["kept"]) is not None:
         left = f"{region['region']}: scrubbed in {span(kept['seconds_left'])}, or by"
         lines += _wrapped(f"{left} `fpga-plugin card release`", width, "    ", "    ")
-    if region["refused"]:
-        lines += _noted([f"{region['region']} refused: {region['refused']}"], width)
     if region["clock"] is not None:
         mark = "  ! " if region["clock"]["state"] == "not checked" else "  "
         text = f"{region['region']} clock: {region['clock']['detail']}"

@@ -464,8 +464,9 @@ class Settings:
         choice(Exposure),
         allowed_words(Exposure),
         "Who is given a card that reaches all of the node's memory, because there is no IOMMU or "
-        "it translates nothing for the card (`IOMMU: none`, `identity`, or `unknown`). The words "
-        "mean the same as for FPGA_PLUGIN_UNCLEARED_MEMORY.",
+        "it translates nothing for the card (`IOMMU: none`, `identity`, or `unknown`), or that "
+        "reaches other devices in its IOMMU group (`shared`). The words mean the same as for "
+        "FPGA_PLUGIN_UNCLEARED_MEMORY.",
     )
     recovery: RecoveryPolicy = _setting(
         "FPGA_PLUGIN_RECOVERY",

@@ -49,6 +49,7 @@ class FakeKernel:
     instances: dict[str, int] = field(default_factory=dict)
     stores: dict[str, Callable[[str], None]] = field(default_factory=dict)
     open_errors: dict[str, int] = field(default_factory=dict)
+    map_errors: dict[str, int] = field(default_factory=dict)
     pr: Callable[[int, bytes], int] = lambda port, image: 0
     reset_error: int = 0
     close_error: int = 0
@@ -141,6 +142,8 @@ class FakeKernel:
 
     def map(self, handle: Handle, length: int) -> "FakeRegisters":
         node, _ = self.opened[handle]
+        if number := self.map_errors.get(node):
+            raise failure(number, node)
         if node not in self.registers:
             raise failure(errno.ENODEV, node)
         assert length % 4096 == 0

@@ -64,7 +64,7 @@ def test_a_pod_may_ask_for_a_bitstream_by_its_name(node):
     node.kubelet.prestart(P0, env=request("gzip"))
     assert node.afu(P0) == AFU
     node.kubelet.allocate(P1)
-    eventually(lambda: on_p0(node) == (AFU, "gzip / vector_add"))  # a port shows no more
+    eventually(lambda: on_p0(node) == (AFU, "gzip / 'vector_add'"))  # a port shows no more
     (card,) = shown(node, "devices")["cards"]
     assert (card["regions"][0]["afu_id"], card["regions"][0]["name"]) == (AFU, "gzip")
     node.kubelet.prestart(P1, env={"FPGA_REGION_x": INTERFACE, "FPGA_AFU_x": "gzip"})

@@ -100,6 +100,43 @@ def test_pods_come_and_go_on_a_page_until_ctrl_c(folder):
     assert list(folder.iterdir()) == []
 
 
+def test_trouble_comes_and_is_told_with_the_file_that_makes_it(folder):
+    with demo("--trouble", folder=folder) as (process, url):
+
+        def failed():
+            status = json.loads(get(f"{url}status.json"))
+            return [
+                region
+                for card in status["cards"]
+                for region in card["regions"]
+                if region["failed"] and "AP6" in region["reason"]
+            ]
+
+        (region,) = until(failed)
+        assert f'id="region-{region["region"]}"' in get(url)
+        process.send_signal(signal.SIGINT)
+        told, complaints = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, complaints
+    line = next(line for line in told.splitlines() if "trouble: " in line)
+    assert f"region {region['region']}: thermal (" in line
+    assert f"/faults/{region['region']})" in line
+    assert "Traceback" not in complaints
+    assert list(folder.iterdir()) == []
+
+
+def test_trouble_without_a_page_is_wrong_usage():
+    done = subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", "demo", "--trouble"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 2
+    assert "--trouble needs --serve" in done.stderr
+
+
 def test_it_ends_when_nobody_reads_it_any_more(folder):
     with demo(folder=folder) as (process, _):
         process.stdout.close()

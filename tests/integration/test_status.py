@@ -34,7 +34,7 @@ from doubles.samples import copy_samples
 from fpga_plugin.commands.schemas import SCHEMAS
 
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
-NAME = "opencl / vector_add"
+NAME = "'opencl' / 'vector_add'"
 
 
 def keeps_to(name, answer):

@@ -3,7 +3,7 @@
 import errno
 
 import pytest
-from doubles.dfl import CARD, FakeKernel
+from doubles.dfl import ADDRESS, CARD, FakeKernel
 
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.model import Verdict
@@ -12,11 +12,15 @@ from fpga_plugin.ids import CardId
 PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
 PORT = f"{PARENT}/fpga_region/region0/dfl-port.0"
 FME = f"{PARENT}/fpga_region/region0/dfl-fme.0"
+RESOURCE = f"/sys/bus/pci/devices/{ADDRESS}/resource0"
 
 
 def look(kernel: FakeKernel):
     found = DflBackend(kernel).assumptions(CardId(CARD))
-    assert not kernel.log, "a node was opened"
+    resource = f"/sys/bus/pci/devices/{ADDRESS}/resource0"
+    calls = [f"{call} {resource}" for call in ("open", "map", "unmap", "close")]
+    assert {*kernel.log} <= {*calls}, "a node was opened"
+    assert not kernel.opened
     assert not kernel.written, "an attribute was written"
     return {one.says: one for one in found}
 
@@ -29,6 +33,7 @@ def sound() -> FakeKernel:
     kernel.files["/sys/bus/platform/drivers/dfl-fme/module"] = ""
     kernel.files[f"{PORT}/userclk_freqcntrcmd"] = ""
     kernel.files["/sys/bus/pci/drivers/vfio-pci/new_id"] = ""
+    kernel.map_errors[RESOURCE] = errno.EINVAL
     return kernel
 
 
@@ -114,7 +119,7 @@ def _virtual(kernel: FakeKernel) -> None:
         (_virtual, "nobody but dfl-pci has its virtual functions"),
         (
             lambda kernel: kernel.files.update({f"{PARENT}/iommu_group/type": "identity"}),
-            "an IOMMU keeps its DMA from the host's memory",
+            "an IOMMU keeps its DMA from the host's memory, and from other devices",
         ),
         (lambda kernel: kernel.remove(f"{FME}/driver"), "it has one FME, whose driver is dfl-fme"),
         (lambda kernel: kernel.remove(f"{FME}/dfl-fme-mgr.0"), "it can be reconfigured partially"),
@@ -136,7 +141,7 @@ def _virtual(kernel: FakeKernel) -> None:
         ),
         (
             lambda kernel: kernel.remove(f"{PORT}/userclk_freqcntrcmd"),
-            "the user clock of dfl-port.0 can be set or measured",
+            "the user clock of dfl-port.0 can be measured",
         ),
     ],
 )
@@ -152,7 +157,6 @@ def test_what_does_not_hold_is_told(change, assumption):
         ("dfl_dev.8/feature_id", "feature 0x14 has no driver"),
         ("dfl_dev.8/uio/uio4/maps/map0/size", "measured by uio4"),
         ("dfl_dev.9/userclk/frequency", "vendor's driver"),
-        ("userclk/frequency_max", "userclk/frequency sets it"),
     ],
 )
 def test_the_way_to_the_user_clock_is_named(name, says):
@@ -160,7 +164,59 @@ def test_the_way_to_the_user_clock_is_named(name, says):
     kernel.remove(f"{PORT}/userclk_freqcntrcmd")
     kernel.files[f"{PORT}/dfl_dev.8/feature_id"] = "0x14"
     kernel.files[f"{PORT}/{name}"] = "0x14"
-    assert says in look(kernel)["the user clock of dfl-port.0 can be set or measured"].seen
+    assert says in look(kernel)["the user clock of dfl-port.0 can be measured"].seen
+
+
+REGISTERS = "the kernel keeps root in containers from its registers"
+
+
+def _mappable(kernel: FakeKernel) -> None:
+    del kernel.map_errors[RESOURCE]
+    kernel.registers[RESOURCE] = {}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (_mappable, Verdict.FAILS),
+        (lambda kernel: None, Verdict.HOLDS),
+        (lambda kernel: kernel.map_errors.update({RESOURCE: errno.EPERM}), Verdict.HOLDS),
+        (lambda kernel: kernel.map_errors.update({RESOURCE: errno.ENODEV}), Verdict.UNKNOWN),
+        (lambda kernel: kernel.open_errors.update({RESOURCE: errno.EROFS}), Verdict.UNKNOWN),
+    ],
+)
+def test_whether_root_in_a_container_could_map_the_registers_is_tried(change, verdict):
+    kernel = sound()
+    change(kernel)
+    found = look(kernel)[REGISTERS]
+    assert found.verdict is verdict
+    assert RESOURCE in found.seen
+    if verdict is Verdict.FAILS:
+        assert "iomem=relaxed" in found.seen
+
+
+def test_who_is_in_the_cards_group_is_named():
+    kernel = sound()
+    kernel.files[f"{PARENT}/iommu_group/devices/0000:3d:00.0/class"] = ""
+    (failed,) = fails(kernel)
+    assert "and from other devices" in failed
+    assert "0000:3d:00.0" in look(kernel)[failed].seen
+
+
+def test_what_passes_an_iommu_that_translates_is_on_trust_for_every_card_with_accelerators():
+    slot, fixed = sound(), sound()
+    slot.remove(f"{PORT}/afu_id")
+    fixed.files[f"{PARENT}/device"] = "0x0b30"
+    for kernel in (sound(), slot, fixed):
+        assert "(ATS)" in on_trust(kernel)
+        assert "remaps interrupts" in on_trust(kernel)
+
+
+def test_what_a_slot_does_not_show_of_its_resets_is_on_trust():
+    kernel = sound()
+    kernel.remove(f"{PORT}/afu_id")
+    assert "killed while it holds the slot" in on_trust(kernel)
+    assert "a reset that timed out" in on_trust(kernel)
 
 
 def test_a_card_that_is_not_there_is_told_and_raises_nothing():

@@ -190,11 +190,92 @@ def test_a_card_whose_virtual_function_serves_something_else_is_left_alone(drive
     assert "sriov_numvfs" not in found.hint, "it would take them from who uses them"
 
 
-def test_virtual_functions_that_cannot_be_seen_are_a_problem():
-    kernel = FakeKernel()
+def test_a_scan_reads_no_attribute_that_waits_for_the_cards_driver():
+    class Locked(FakeKernel):
+        def read(self, path: str) -> str:
+            assert "sriov_numvfs" not in path, "the reader waits for the function's lock"
+            return super().read(path)
+
+    kernel = Locked()
     kernel.add_card()
-    kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/sriov_numvfs"] = "2"
-    assert "2 virtual functions" in problem(kernel).message
+    kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/sriov_numvfs"] = "0"
+    add_virtual_function(kernel, "dfl-pci")
+    assert scan(kernel).cards
+
+
+GROUPS_OF_A_PORT = ("id", "afu_id", "errors")
+
+
+@pytest.mark.parametrize("looks", range(12))
+def test_a_port_whose_driver_is_bound_again_while_it_is_looked_at_is_no_slot(looks):
+    class Toggled(FakeKernel):
+        left = 1 << 20
+
+        def _look(self) -> None:
+            if self.left == 0:
+                for name in GROUPS_OF_A_PORT:
+                    self.remove(f"{port}/{name}")
+            elif self.left == -1:
+                self.files |= whole
+                self.instances |= {f"{port}/{name}": 7 for name in (*GROUPS_OF_A_PORT, "errors")}
+            self.left -= 1
+
+        def exists(self, path: str) -> bool:
+            if path.startswith(port):
+                self._look()
+            return super().exists(path)
+
+        def instance(self, path: str) -> int:
+            if path.startswith(port):
+                self._look()
+            return super().instance(path)
+
+    kernel = Toggled()
+    port = f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/dfl-port.0"
+    kernel.add_card()
+    whole = {path: text for path, text in kernel.files.items() if path.startswith(port)}
+    kernel.left = looks
+    found = DflBackend(kernel).scan_card(CardId(CARD))
+    assert "slot" not in str(found)
+    assert "PCI functions" not in str(found)
+
+
+@pytest.mark.parametrize("upwards", [False, True])
+@pytest.mark.parametrize("looks", range(12))
+def test_a_port_whose_driver_is_unbound_while_it_is_looked_at_is_no_slot(looks, upwards):
+    """Its attributes go one group after the other, and may come again at once."""
+
+    class Leaving(FakeKernel):
+        left = looks
+
+        def _look(self) -> None:
+            if self.left == 0:
+                for name in GROUPS_OF_A_PORT[:: -1 if upwards else 1]:
+                    if name == "afu_id":
+                        self.left = -1
+                        self.remove(f"{port}/{name}")
+                        return
+                    self.remove(f"{port}/{name}")
+            self.left -= 1
+
+        def exists(self, path: str) -> bool:
+            if path.startswith(port):
+                self._look()
+            return super().exists(path)
+
+        def instance(self, path: str) -> int:
+            if path.startswith(port):
+                self._look()
+            return super().instance(path)
+
+    kernel = Leaving()
+    port = f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/dfl-port.0"
+    kernel.left = 1 << 20
+    kernel.add_card()
+    kernel.left = looks
+    found = DflBackend(kernel).scan_card(CardId(CARD))
+    assert "slot" not in str(found)
+    assert "PCI functions" not in str(found)
 
 
 def test_a_port_without_any_fme_is_a_problem_of_its_own_function():
@@ -268,7 +349,6 @@ def test_two_ports_of_one_id_are_a_problem_of_that_card_only():
         ("dfl-port.0/id", errno.ENODEV),
         ("dfl-port.0/id", errno.EIO),
         ("../../numa_node", "1;rm"),
-        ("../../sriov_numvfs", "x"),
         ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", "f" * 32),
         ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", "0" * 32),
         ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", "../../etc"),

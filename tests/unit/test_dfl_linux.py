@@ -30,7 +30,6 @@ CARD = "/sys/devices/pci0000:00/0000:3b:00.0"
     [
         "../devices/pci0000:00/0000:3b:00.0",
         "../../sys/devices/pci0000:00/./0000:3b:00.0/",
-        CARD,
         "{root}/sys/devices/pci0000:00/0000:3b:00.0",
     ],
 )
@@ -44,9 +43,13 @@ def test_links_lead_to_paths_of_the_node(trees: tuple[LinuxKernel, Path], target
     assert not kernel.exists("/sys/class/card/numa_node/x")
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../../../../../../etc/passwd", "nowhere"])
+@pytest.mark.parametrize(
+    "target",
+    ["/etc/passwd", "../../../../../../etc/passwd", "nowhere", "/sys", "../../sysx", "../../dev"],
+)
 def test_a_link_out_of_the_trees_leads_nowhere(trees: tuple[LinuxKernel, Path], target: str):
     kernel, root = trees
+    (root / "sysx").mkdir()
     (root / "sys/class/card").symlink_to(target)
     with pytest.raises(FileNotFoundError):
         kernel.realpath("/sys/class/card")
@@ -123,3 +126,12 @@ def test_an_ioctl_gives_its_result_and_takes_a_struct_or_an_integer():
 def test_the_boot_id_is_the_kernels():
     expected = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert LinuxKernel("/nowhere", "/nowhere").boot_id() == expected
+
+
+def test_more_than_a_file_has_cannot_be_mapped(trees: tuple[LinuxKernel, Path]):
+    kernel, root = trees
+    (root / "sys/class/resource0").write_bytes(bytes(256))
+    handle = kernel.open("/sys/class/resource0", os.O_RDWR)
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.ENXIO))):
+        kernel.map(handle, 4096)
+    kernel.close(handle)

@@ -14,7 +14,7 @@ import pytest
 from doubles.dfl import CARD, FakeKernel, failure, served
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.backend import Backend, DriverSettings
+from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import port_of
 from fpga_plugin.hardware.image import RawImage
@@ -85,10 +85,7 @@ OPERATIONS: dict[str, Callable[[Backend, Card], object]] = {
     "readings": lambda backend, card: backend.readings(card),
     "afu id": lambda backend, card: backend.afu_id(card.regions[0]),
     "port errors": lambda backend, card: backend.port_errors(card.regions[0]),
-    "clock limits": lambda backend, card: backend.clock_limits(card, card.regions[0]),
-    "set clock": lambda backend, card: backend.apply_settings(
-        card, card.regions[0], DriverSettings(clock=200)
-    ),
+    "user clock": lambda backend, card: backend.user_clock(card.regions[0]),
     "clear memory": lambda backend, card: backend.clear_memory(card),
     "reset": with_port(lambda port: port.reset()),
     "clear errors": with_port(lambda port: port.clear_errors()),
@@ -105,10 +102,9 @@ def card_of_moods() -> tuple[Moody, Backend, Card]:
     board = f"{fme}/dfl_dev.8/spi_master/spi0/spi0.0/d5005bmc-hwmon.3.auto/hwmon/hwmon6"
     for name, value in {"input": "61000", "max": "95000", "crit": "100000", "label": "x"}.items():
         kernel.files[f"{board}/temp2_{name}"] = value
-    clock = {"frequency": 200000, "frequency_min": 10000, "frequency_max": 600000}
     backend, card = served(kernel)
-    for name, value in {**clock, "frequency_default": 100000}.items():
-        kernel.files[f"{port_of(card.regions[0]).sysfs}/userclk/{name}"] = str(value)
+    for name in ("userclk_freqcntrcmd", "userclk_freqcntrsts"):
+        kernel.files[f"{port_of(card.regions[0]).sysfs}/{name}"] = "0x4e20"
     kernel.files[f"/sys/devices/pci0000:3a/{card.address}/sriov_numvfs"] = "0"
     for file in ("bind", "unbind"):
         kernel.files[f"/sys/bus/pci/drivers/dfl-pci/{file}"] = ""

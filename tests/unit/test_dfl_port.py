@@ -16,6 +16,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.port import read_errors
 from fpga_plugin.hardware.image import RawImage
@@ -218,7 +219,8 @@ def test_a_failed_pr_says_what_the_driver_meant_and_closes_the_fme(number: int, 
             port.program(RawImage(IMAGE))
         assert [node for node, _ in kernel.opened.values()] == [port_of(region).node]
     assert says in str(caught.value)
-    assert errno.errorcode[number] in caught.value.message
+    assert errno.errorcode[number] in caught.value.why
+    assert errno.errorcode[number] not in str(caught.value), "a tenant can do nothing with it"
     assert region.id in caught.value.message
     assert len(str(caught.value).encode()) < 1024
 
@@ -234,7 +236,7 @@ def test_a_hardware_error_quotes_the_managers_status():
     manager(kernel, "status", "reconfig CRC error\nreconfig fifo overflow error\n")
     with backend.open_port(card, region) as port, pytest.raises(ProgrammingError) as caught:
         port.program(RawImage(IMAGE))
-    assert "'reconfig CRC error', 'reconfig fifo overflow error'" in caught.value.message
+    assert "'reconfig CRC error', 'reconfig fifo overflow error'" in caught.value.why
 
 
 def test_a_hardware_error_stays_one_when_the_manager_cannot_be_read():
@@ -479,3 +481,70 @@ def test_the_error_registers_that_are_set_are_read_in_hexadecimal():
     kernel.files[f"{directory}/first_error"] = "many"
     with pytest.raises(HardwareError, match="no number"):
         read_errors(kernel, region)
+
+
+def test_the_largest_image_is_one_that_the_kernel_can_round_up_to_words():
+    length = (defs.MAX_IMAGE_BYTES + 3) & ~3 & 0xFFFF_FFFF
+    assert length == defs.MAX_IMAGE_BYTES
+    assert (defs.MAX_IMAGE_BYTES + 4) & 0xFFFF_FFFF == 0
+
+
+def of_a_virtual_function(tmp_path):
+    """Two ports, the second a virtual function's; what is returned starts the plugin again."""
+    kernel = FakeKernel()
+    fme = kernel.add_card(ports=(0,))
+    kernel.files[f"{fme}/ports_num"] = "2"
+    physical = f"/sys/devices/pci0000:3a/{ADDRESS}"
+    function = kernel.add_function("0000:3b:00.1")
+    kernel.links |= {f"{physical}/virtfn0": function, f"{function}/physfn": physical}
+    kernel.add_port(function, 50, 9, 1)
+
+    def start():
+        backend = DflBackend(kernel, slots=str(tmp_path / "slots"))
+        (card,) = backend.scan().cards.values()
+        return backend, card
+
+    return kernel, fme, start
+
+
+@pytest.mark.parametrize(
+    ("number", "stays"), [(errno.EIO, True), (errno.ETIMEDOUT, True), (errno.EINVAL, False)]
+)
+def test_a_failed_pr_of_a_virtual_functions_port_is_remembered(tmp_path, number, stays):
+    kernel, fme, start = of_a_virtual_function(tmp_path)
+    backend, card = start()
+    region = card.regions[1]
+    kernel.pr = failing(number)
+    with backend.open_port(card, region) as port:
+        with pytest.raises(ProgrammingError):
+            port.program(RawImage(IMAGE))
+        kernel.pr = lambda port, image: 0  # the kernel says that all went well
+        port.program(RawImage(IMAGE))
+        if not stays:
+            assert port.afu_id() == AFU
+            return
+        with pytest.raises(PortPoisonedError):
+            port.afu_id()
+    backend, card = start()  # it outlives the process
+    assert backend.afu_id(card.regions[0]) == AFU
+    with pytest.raises(PortPoisonedError, match="held in reset"):
+        backend.afu_id(card.regions[1])
+    assert list(backend.health(card).failed) == [card.regions[1].id]
+    # The count is the physical function's driver's: other virtual functions do not end it.
+    kernel.instances[port_of(card.regions[1]).sysfs] = 77
+    backend, card = start()
+    with pytest.raises(PortPoisonedError):
+        backend.afu_id(card.regions[1])
+    kernel.instances[fme] = 78
+    backend, card = start()
+    assert backend.afu_id(card.regions[1]) == AFU
+
+
+def test_a_failed_pr_of_the_cards_own_port_is_left_to_the_port_to_show(tmp_path):
+    kernel, _, start = of_a_virtual_function(tmp_path)
+    backend, card = start()
+    kernel.pr = failing(errno.EIO)
+    with backend.open_port(card, card.regions[0]) as port, pytest.raises(ProgrammingError):
+        port.program(RawImage(IMAGE))
+    assert backend.afu_id(card.regions[0]) == AFU
+    assert not (tmp_path / "slots").exists()

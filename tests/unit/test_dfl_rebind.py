@@ -1,11 +1,12 @@
 import errno
+import os
 
 import pytest
 from doubles.dfl import ADDRESS, CARD, FakeKernel, failure, served
 
 from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, RefusedError
 from fpga_plugin.hardware.dfl import defs
-from fpga_plugin.hardware.dfl.handles import port_of
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 
 DEVICE = f"/sys/bus/pci/devices/{ADDRESS}"
 FUNCTION = f"/sys/devices/pci0000:3a/{ADDRESS}"
@@ -31,8 +32,30 @@ def test_it_unbinds_and_binds_with_every_port_tried_and_closed(virtual_functions
     assert kernel.written == [(UNBIND, ADDRESS), (BIND, ADDRESS)]
     assert not kernel.opened, "the kernel crashes when a port that was open is closed"
     assert [line for line in kernel.log if line.startswith("open")] == [
-        f"open {port_of(region).node}" for region in card.regions
+        f"open {fme_of(card).node}",
+        *(f"open {port_of(region).node}" for region in card.regions),
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EBUSY, PortInUseError), (errno.EIO, RefusedError)]
+)
+def test_an_fme_that_a_process_has_open_keeps_the_driver_on(number, kind):
+    kernel, backend, card = bound()
+    kernel.open_errors[fme_of(card).node] = number
+    with pytest.raises(kind, match=r"dfl-fme\.0"):
+        backend.rebind(card)
+    assert not kernel.written
+    assert not kernel.opened
+
+
+def test_the_fme_is_tried_exclusively():
+    kernel, backend, card = bound()
+    tried = []
+    opens = kernel.open
+    kernel.open = lambda node, flags: tried.append((node, flags & os.O_EXCL)) or opens(node, flags)
+    backend.rebind(card)
+    assert (fme_of(card).node, os.O_EXCL) in tried
 
 
 @pytest.mark.parametrize("virtual_functions", ["1", "nonsense", errno.EIO])

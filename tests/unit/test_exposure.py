@@ -197,6 +197,48 @@ def test_the_iommus_mode_is_that_of_the_functions_group(files, mode):
     assert served(kernel)[1].iommu is mode
 
 
+OTHER_CARD, NETWORK, BRIDGE, SIBLING = (
+    f"0000:{at}" for at in ("3c:00.0", "3d:00.0", "3a:00.0", "3b:00.1")
+)
+
+
+@pytest.mark.parametrize(
+    ("members", "mode"),
+    [
+        ((), Iommu.TRANSLATE),
+        ((BRIDGE, SIBLING), Iommu.TRANSLATE),
+        ((NETWORK,), Iommu.SHARED),
+        ((OTHER_CARD, BRIDGE), Iommu.SHARED),
+        (("x",), Iommu.UNKNOWN),
+    ],
+)
+def test_a_group_with_strangers_limits_no_dma_between_them(members, mode):
+    kernel = FakeKernel()
+    kernel.add_card()
+    group = "/sys/kernel/iommu_groups/3"
+    kernel.links[f"{PARENT}/iommu_group"] = group
+    kernel.files[f"{group}/type"] = "DMA-FQ"
+    kernel.files[f"/sys/bus/pci/devices/{BRIDGE}/class"] = "0x060400"
+    kernel.files |= {f"{group}/devices/{one}/class": "" for one in ("0000:3b:00.0", *members)}
+    card = served(kernel)[1]
+    assert card.iommu is mode
+    refused = ExposurePolicy(untranslated_dma=Exposure.REFUSE).refusal(card, whole=True)
+    assert ("IOMMU mode is" in refused) is (mode is not Iommu.TRANSLATE)
+
+
+def test_a_virtual_function_shares_its_group_with_its_own_card():
+    kernel = FakeKernel()
+    kernel.add_card()
+    group = "/sys/kernel/iommu_groups/3"
+    kernel.links[f"{PARENT}/iommu_group"] = group
+    kernel.files[f"{group}/type"] = "DMA"
+    virtual = kernel.add_function("0000:3c:01.2")
+    kernel.files[f"{group}/devices/0000:3c:01.2/class"] = ""
+    assert served(kernel)[1].iommu is Iommu.SHARED
+    kernel.links[f"{virtual}/physfn"] = PARENT
+    assert served(kernel)[1].iommu is Iommu.TRANSLATE
+
+
 def test_the_weakest_function_of_a_card_counts():
     kernel = FakeKernel()
     kernel.add_card(ports=(0, 1))

@@ -8,6 +8,7 @@ docs/proof.md.
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ from fpga_plugin.errors import (
     InvalidRequestError,
     PortInUseError,
     RefusedError,
+    StoreUnavailableError,
     UnknownDeviceError,
 )
 from fpga_plugin.ids import Alias, BitstreamId, CardId, PodUid, RegionId
@@ -51,7 +53,15 @@ def prepared(scene: Scene) -> Scene:
     async def aliases() -> Any:
         return NAMES.bitstreams
 
+    async def headers() -> Any:
+        contents = SimpleNamespace(name="hello_afu")
+        return [
+            SimpleNamespace(interface_id=of, bitstream_id=AFU, contents=contents)
+            for of in (INTERFACE, "0" * 32)
+        ]
+
     scene.images.names, scene.images.aliases = names, aliases  # type: ignore[attr-defined]
+    scene.images.headers = headers  # type: ignore[attr-defined]
     return scene
 
 
@@ -331,6 +341,23 @@ def test_what_is_not_known_is_refused(
         program(scene, **what)
     assert not scene.touched
     assert not scene.images.loaded
+
+
+@pytest.mark.parametrize("title", ["hello_afu", "'hello_afu'"])
+def test_who_names_a_title_is_given_the_id(scene: Scene, title: str) -> None:
+    """Status and `bitstream list` show titles, in quotes."""
+    with pytest.raises(InvalidRequestError, match="no name of one") as caught:
+        program(scene, bitstream=title)
+    assert caught.value.hint == f"it is the title of bitstream {AFU}: name that"
+
+
+def test_who_names_nothing_is_told_so_while_the_store_does_not_answer(scene: Scene) -> None:
+    async def hangs() -> Any:
+        raise StoreUnavailableError("it hangs")
+
+    scene.images.headers = hangs  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequestError, match="no name of one"):
+        program(scene, bitstream="hello_afu")
 
 
 # ------------------------------------------------------------------ who waits

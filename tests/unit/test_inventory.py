@@ -106,6 +106,19 @@ def test_an_owned_region_whose_id_cannot_be_read_is_a_matter_of_its_health(
     assert trouble(scene.ledger, region).startswith("poisoned")
 
 
+@pytest.mark.parametrize("look", [one, every])
+def test_a_free_region_that_cannot_be_read_was_changed_by_nobody(
+    scene: Scene, look: Callable[[Scene], None]
+):
+    region = scene.regions[0]
+    scene.rack.slot(region).afu = None
+    look(scene)
+    assert "region changed by another process" not in scene.logged
+    record = scene.ledger.record(region)
+    assert (record.condition, record.afu_id) == (Condition.DIRTY, None), "it is scrubbed, if ever"
+    assert "process" not in record.reason
+
+
 @pytest.mark.parametrize("during", ["health", "afu_id"])
 def test_signals_of_a_card_that_was_replaced_while_they_were_read_are_not_its_successors(
     scene: Scene, during: str

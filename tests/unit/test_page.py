@@ -629,6 +629,33 @@ def test_a_table_that_goes_to_a_file_is_cut_nowhere():
     assert f"{'b' * 63}/{'a' * 63}" in table(status(card(region(owner=long))))
 
 
+def test_what_the_hardware_said_is_said_once():
+    why = "programming region 0000-10-00.0-p0 failed: the FPGA reported an error"
+    refused = f"{why}: ask the node's operator"
+    shown = status(
+        card(region(condition="FAULTED", failed=True, reason=why, refused=refused, healthy=False))
+    )
+    for text in (table(shown, width=500), page(shown)):
+        assert text.count("the FPGA reported an error") == 1
+        assert "refused: " in text
+
+
+def test_what_passes_by_itself_is_not_marked_as_what_needs_somebody():
+    waits = region(condition="DIRTY", healthy=False, reason="a former owner; its scrub waits: gone")
+    broken = region(1, condition="FAULTED", healthy=False, failed=True, reason="thermal: AP6")
+    shown = status(card(waits, broken, passing="its memory is not cleared yet", note="left alone"))
+    text = table(shown)
+    assert "  ! left alone" in text
+    assert "    its memory is not cleared yet" in text
+    assert "    0000-10-00.0-p0: a former owner" in text
+    assert "  ! 0000-10-00.0-p1: thermal" in text
+    html = page(shown)
+    assert '<p class="passing">its memory is not cleared yet</p>' in html
+    assert re.search(r'<p class="passing"><strong>[^<]*p0[^<]*:</strong> a former owner', html)
+    assert re.search(r'<p class="note"><strong>[^<]*p1[^<]*:</strong> thermal', html)
+    assert not re.search(r"\.(tile\.busy|passing)\{[^}]*--warn", STYLE), "amber means that"
+
+
 def test_the_table_says_since_when_and_why():
     text = table(status(card(region(owner=owner())), refusals=[refusal()]))
     assert re.search(r"4 min +team/compress", text)

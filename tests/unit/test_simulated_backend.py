@@ -11,15 +11,16 @@ from fpga_plugin.errors import (
     PortInUseError,
     PortPoisonedError,
     ProgrammingError,
+    RefusedError,
     SettingsError,
 )
-from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl.handles import fme_of
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import CardId, InterfaceId
-from fpga_plugin.settings.settings import SimulatedGroup
+from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 IMAGE = bytes.fromhex("00112233445566778899aabbccddeeff") + b"\0" * 1000
@@ -143,6 +144,18 @@ def test_a_port_that_a_tenant_has_open_is_in_use(backend, card, tmp_path):
         backend.open_port(card, card.regions[0])
 
 
+def test_an_fme_that_another_process_has_open_keeps_its_card_from_being_rebound(
+    backend, card, tmp_path
+):
+    arm(tmp_path, card.regions[1], "fme-open")
+    with pytest.raises(PortInUseError, match=r"dfl-fme\.0"):
+        backend.rebind(card)
+    with backend.open_port(card, card.regions[0]) as port:
+        port.program(RawImage(IMAGE))  # a PR needs no exclusive open
+    (tmp_path / "faults" / card.regions[1].id).unlink()
+    backend.rebind(card)
+
+
 def test_the_clock_is_set_within_its_limits_and_restored(backend, card, tmp_path):
     region = card.regions[1]
     assert backend.clock_limits(card, region) == ClockLimits(10, 1000)
@@ -152,8 +165,21 @@ def test_the_clock_is_set_within_its_limits_and_restored(backend, card, tmp_path
 
     backend.apply_settings(card, region, DriverSettings(clock=300))
     assert clock() == 300
+    assert backend.user_clock(region) == UserClock(300, 150, backend.user_clock(region).source)
     backend.apply_settings(card, region, DriverSettings())
     assert clock() == 200
+
+
+def test_a_fixed_clock_is_measured_and_not_set(tmp_path):
+    group = SimulatedGroup(1, 1, INTERFACE, frozenset({SimulatedKind.FIXED_CLOCK}))
+    backend = simulated_backend(str(tmp_path), (group,), pr_seconds=0, owner=True).backend
+    (card,) = backend.scan().cards.values()
+    (region,) = card.regions
+    assert backend.clock_limits(card, region) is None
+    assert backend.user_clock(region).high == 200
+    with pytest.raises(RefusedError, match="no documented way"):
+        backend.apply_settings(card, region, DriverSettings(clock=100))
+    backend.apply_settings(card, region, DriverSettings())
 
 
 def test_memory_can_be_cleared(backend, card):

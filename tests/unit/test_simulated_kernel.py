@@ -4,6 +4,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import struct
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from doubles import LIMIT
 
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
+from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import SimulatedGroup
@@ -489,12 +491,12 @@ def test_memory_is_cleared_by_exactly_one(kernel):
 
 def test_user_clock_keeps_its_limits_and_is_written_down_in_mhz(kernel, directory):
     clock = f"{port_path(kernel, CARD, 1)}/userclk"
-    assert kernel.read(f"{clock}/frequency") == kernel.read(f"{clock}/frequency_default")
+    assert kernel.read(f"{clock}/frequency") == "200000"
     kernel.write(f"{clock}/frequency", "300000")
     assert kernel.read(f"{clock}/frequency") == "300000"
     assert state(directory, REGION)["clock"] == 300
-    for name in ("frequency_min", "frequency_max"):
-        kernel.write(f"{clock}/frequency", kernel.read(f"{clock}/{name}"))
+    for limit in ("10000", "1000000"):
+        kernel.write(f"{clock}/frequency", limit)
     for text in ("9999", "1000001", "-1", "fast"):
         with raises(errno.EINVAL):
             kernel.write(f"{clock}/frequency", text)
@@ -556,6 +558,22 @@ def test_unbinding_under_an_open_port_is_a_kernel_oops(kernel, directory, tenant
     with pytest.raises(KernelOopsError, match=REGION):
         kernel.write("/sys/bus/pci/drivers/dfl-pci/unbind", CARD)
     assert REGION in (directory / "oops").read_text()
+
+
+def test_the_runbook_has_a_word_for_each_fault():
+    text = (Path(__file__).parents[2] / "docs/runbook.md").read_text()
+    _, _, section = text.partition("## Rehearse trouble")
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)) == set(Fault)
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_unbinding_under_an_open_fme_is_a_kernel_oops(kernel, directory, other):
+    if other:
+        fault(directory, REGION, "fme-open")
+    else:
+        kernel.open("/dev/dfl-fme.0", os.O_RDWR)
+    with pytest.raises(KernelOopsError, match="FME"):
+        kernel.write("/sys/bus/pci/drivers/dfl-pci/unbind", CARD)
 
 
 def test_prs_of_two_cards_overlap(directory):

@@ -328,6 +328,23 @@ def test_after_a_failed_pr_the_slot_counts_as_poisoned_until_the_driver_is_rebou
         rig.afu_id()
 
 
+def test_a_reset_that_times_out_when_the_slot_is_closed_counts_as_poison(rig):
+    port = rig.hold()
+    port.program(RawImage(image(AFU)))
+    assert port.afu_id(AFU) == AFU
+    rig.arm("port-deaf")
+    port.close()
+    (rig.path / "cards/faults" / f"{CARD}-p0").unlink()
+    assert rig.state()["open"] == 0
+    (fault,) = rig.backend.health(rig.card).failed.values()
+    assert fault.kind is FaultKind.POISONED
+    with rig.hold() as again:
+        again.reset()
+        again.program(RawImage(image(AFU)))  # succeeds, with the accelerator in reset
+        with pytest.raises(PortPoisonedError):
+            again.afu_id(AFU)
+
+
 def test_a_slot_that_does_not_answer_is_no_success(rig):
     with rig.hold() as port:
         rig.arm("fatal")
@@ -347,6 +364,21 @@ def test_other_virtual_functions_are_another_slot(rig):
             ask()
     assert rig.card.regions != card.regions
     assert rig.drivers() == ["", ""]
+
+
+@pytest.mark.parametrize("function", [PF, VF, VF_2])
+def test_errors_of_the_link_count_on_each_function_of_a_slot(rig, function):
+    assert not rig.backend.health(rig.card).failed
+    real = rig.kernel.realpath(f"{PCI}/{function}")
+    for total, failed in ((2, False), (3, True), (3, True)):
+        counted = {"aer_dev_fatal": f"DLP 1\nTOTAL_ERR_FATAL {total}"}
+        for path in (f"{PCI}/{function}", real):
+            edit(rig, path, counted)
+        if not failed:
+            rig.backend.accept_errors(CARD)
+        assert bool(rig.backend.health(rig.card).failed) is failed
+    rig.backend.accept_errors(CARD)
+    assert not rig.backend.health(rig.card).failed
 
 
 # What is refused, with the reason and what to do.
@@ -401,6 +433,28 @@ def test_functions_that_are_made_have_no_driver_and_can_be_held(rig):
     assert rig.drivers() == ["", ""]
     with rig.hold():
         pass
+
+
+@pytest.mark.parametrize("was", ["0", "1"])
+@pytest.mark.parametrize("goes_well", [False, True])
+def test_what_is_probed_is_the_operators_again_once_functions_were_made(rig, was, goes_well):
+    switch = f"{PCI}/{PF}/sriov_drivers_autoprobe"
+    rig.backend.make_functions(CARD, make=False)
+    rig.kernel.write(switch, was)
+    write = rig.kernel.write
+
+    def refuse(path, text):
+        if path.endswith("sriov_numvfs"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        write(path, text)
+
+    if goes_well:
+        rig.backend.make_functions(CARD, make=True)
+    else:
+        rig.kernel.write = refuse
+        with pytest.raises(RefusedError):
+            rig.backend.make_functions(CARD, make=True)
+    assert rig.kernel.read(switch) == was
 
 
 def test_the_functions_of_a_card_whose_ports_they_have_keep_their_driver(rig):
@@ -519,6 +573,48 @@ def test_a_function_with_another_driver_is_left_to_it(rig):
     with pytest.raises(SlotUnusableError, match=f"{VF_2} of the slot has the driver 'dfl-pci'"):
         rig.backend.open_port(card, card.regions[0])
     assert rig.drivers() == ["", ""]
+
+
+def test_a_function_that_is_reserved_for_another_driver_is_left_to_it(rig):
+    override = f"{PCI}/{VF_2}/driver_override"
+    rig.kernel.write(override, "pci-stub")
+    with pytest.raises(SlotUnusableError, match=f"{VF_2} .* 'pci-stub'") as caught:
+        rig.hold()
+    assert rig.drivers() == ["", ""]
+    assert rig.kernel.read(override) == "pci-stub"
+    assert not rig.backend.borrowed(rig.card.regions[0])
+    _, _, command = caught.value.hint.partition("as root on the node: echo > ")
+    rig.kernel.write(command, "\n")
+    with rig.hold():
+        pass
+
+
+def test_a_reservation_that_was_made_meanwhile_outlives_the_giving_back(rig):
+    with rig.hold():
+        pass
+    rig.kernel.write(f"{PCI}/{VF_2}/driver_override", "pci-stub")
+    rig.backend.give_back(rig.card, rig.card.regions[0])
+    assert rig.drivers() == ["", ""]
+    assert rig.kernel.read(f"{PCI}/{VF_2}/driver_override") == "pci-stub"
+    assert rig.kernel.read(f"{PCI}/{VF}/driver_override") == "(null)"
+
+
+def test_a_kernel_without_vfios_groups_is_named(rig):
+    card = rig.card
+    edit(rig, "/sys/class", {"vfio": None})
+    for function in (VF, VF_2):
+        edit(rig, f"{PCI}/{function}", {"vfio-dev": Fixed({})})
+    opens = rig.kernel.open
+
+    def no_group(node, flags):
+        if node in GROUPS:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), node)
+        return opens(node, flags)
+
+    rig.kernel.open = no_group
+    with pytest.raises(SlotUnusableError) as caught:
+        rig.backend.open_port(card, card.regions[0])
+    assert "CONFIG_VFIO_GROUP" in caught.value.hint
 
 
 def test_without_vfio_pci_nothing_is_bound(rig):

@@ -51,11 +51,6 @@ def test_a_port_without_any_counter_says_so():
     assert measured() == UserClock(None, None, "the port's driver has no counter for it")
 
 
-def test_a_driver_that_tells_the_frequency_is_believed():
-    _, _, measured = a_card({"userclk/frequency": "312500"})
-    assert measured().high == 312.5
-
-
 @pytest.mark.parametrize("device", ["dfl_dev.4", "dfl-userclk.2.auto"])
 def test_the_vendors_driver_tells_low_and_high_in_one_file(device: str):
     _, _, measured = a_card({f"{device}/userclk/frequency": "156250 312500"})

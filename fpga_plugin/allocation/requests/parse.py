@@ -275,7 +275,8 @@ def no_such_name(named: NamedBitstream, interface_id: InterfaceId) -> InvalidReq
     return InvalidRequestError(
         f"{named.variable}={quote(named.alias)}: neither a bitstream's id nor a name that the"
         f" store's manifest gives to one of interface id {interface_id}",
-        hint="`fpga-plugin bitstream list` shows ids and names",
+        hint="ask for it by its id: `fpga-plugin bitstream list` shows ids and names, and titles in"
+        " quotes, by which nothing can be asked for",
     )
 
 

@@ -1,29 +1,33 @@
 """What the DFL code takes for granted about a card, and what sysfs shows of it.
 
 For owners of cards that nobody has tried: `card show --assumptions` prints it, to be sent back. It
-reads attributes and follows links; it opens no device node, writes nothing, and takes everything
-that it reads for foreign text. What only a programming could show is said to be on trust.
+asks discovery what the card is, and shows by which attributes; it opens no device node, writes
+nothing, touches no register, and takes everything that it reads for foreign text. What only a
+programming could show is said to be on trust.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from functools import cached_property
 
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware import pci
-from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl import defs, discovery
 from fpga_plugin.hardware.dfl.on_trust import Kind, on_trust
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.dfl.userclock import userclk_features
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
-from fpga_plugin.hardware.sysfs import children, number, optional
+from fpga_plugin.hardware.sysfs import children, driver_of, number, optional
 from fpga_plugin.hardware.vfio.binding import DRIVER as VFIO_DRIVER
-from fpga_plugin.hardware.vfio.function import PCI
+from fpga_plugin.hardware.vfio.function import PCI, Function
 from fpga_plugin.ids import PciAddress
 
 _ALLOWED_FUNCTIONS = 64
+_PAGE = 4096
 
 
 def assumptions(kernel: Kernel, address: PciAddress, rule: SlotRule) -> tuple[Assumption, ...]:
@@ -46,12 +50,27 @@ class _Look:
         self._rule = rule
         self._function = f"{PCI}/{address}"
 
+    @cached_property
+    def _bases(self) -> list[discovery.Base]:
+        """The card's base regions, as discovery finds them, those of its virtual functions too."""
+        return discovery.bases_of(self._kernel, self._address, lambda *_: None)
+
+    @property
+    def _fmes(self) -> list[str]:
+        return [fme for base in self._bases for fme in base.fmes]
+
+    @property
+    def _all_ports(self) -> list[str]:
+        return [port for base in self._bases for port in base.ports]
+
     def all(self) -> Iterator[Assumption]:
         for part in (
             self._what_it_is,
             self._identity,
             self._driver,
             self._functions,
+            self._dma,
+            self._registers,
             self._fme,
             self._ports,
         ):
@@ -74,8 +93,8 @@ class _Look:
     def _kind(self) -> Kind:
         """How its accelerators are reached and loaded, as far as sysfs tells."""
         try:
-            fmes = list(self._below(r"dfl-fme\.[0-9]{1,9}"))
-            if not fmes or not any(self._below(r"dfl-port\.[0-9]{1,9}")):
+            fmes = self._fmes
+            if not fmes or not self._all_ports:
                 return Kind.UNKNOWN
             slot = self._has_slot()
             if not any(children(self._kernel, fmes[0], r"dfl-fme-mgr\.[0-9]{1,9}")):
@@ -89,7 +108,7 @@ class _Look:
     def _number_of_ports(self) -> int:
         """What the FME says; 1 where it says nothing that is a number."""
         try:
-            for fme in self._below(r"dfl-fme\.[0-9]{1,9}"):
+            for fme in self._fmes:
                 path = f"{fme}/ports_num"
                 return number(path, optional(self._kernel, path) or "1")
         except (OSError, HardwareError):
@@ -105,10 +124,7 @@ class _Look:
         return "is not there" if text is None else f"says {quote(text)}"
 
     def _driver_of(self, device: str) -> str:
-        try:
-            return os.path.basename(self._kernel.realpath(f"{device}/driver"))
-        except FileNotFoundError:
-            return ""
+        return driver_of(self._kernel, device) or ""
 
     def _identity(self) -> Iterator[Assumption]:
         names = ("vendor", "device", "subsystem_vendor", "subsystem_device", "revision")
@@ -135,11 +151,10 @@ class _Look:
             for link in links[:_ALLOWED_FUNCTIONS]
         ]
         foreign = any(self._driver_of(link) != "dfl-pci" for link in links)
-        numbers = f"sriov_numvfs {self._text(f'{self._function}/sriov_numvfs')}"
+        numbers = f"{len(links)} virtual functions"
         drivers = "".join(f"; driver of {quote(one)}" for one in seen)
-        slot: list[str] = []
         if self._has_slot():
-            answer, slot = self._slot()
+            answer = self._slot()
             yield replace(answer, seen=f"{answer.seen}; {numbers}{drivers}")
             there = self._kernel.exists(VFIO_DRIVER)
             yield Assumption(
@@ -154,47 +169,78 @@ class _Look:
                 Verdict.FAILS if foreign else Verdict.HOLDS,
                 f"{numbers}{drivers}",
             )
-        mode = pci.iommu(self._kernel, [self._function, *links, *slot])
-        group = f"{self._function}/iommu_group"
-        members = list(children(self._kernel, f"{group}/devices", r"[0-9a-f:.]{1,20}"))
+
+    def _dma(self) -> Iterator[Assumption]:
+        links = children(self._kernel, self._function, r"virtfn[0-9]{1,5}")
+        reaching = [self._function, *links]
+        if self._has_slot():
+            with suppress(HardwareError):  # the part about functions says why
+                reaching += [one.sysfs for one in self._slots_functions()]
+        mode = pci.iommu(self._kernel, reaching)
+        strangers = dict.fromkeys(
+            str(one)
+            for function in reaching
+            if self._kernel.exists(f"{function}/iommu_group")
+            for one in pci.others(self._kernel, function)
+        )
         yield Assumption(
-            "an IOMMU keeps its DMA from the host's memory",
+            "an IOMMU keeps its DMA from the host's memory, and from other devices",
             Verdict.HOLDS if mode is Iommu.TRANSLATE else Verdict.FAILS,
-            f"IOMMU: {mode.value}; the group's type {self._text(f'{group}/type')}, it has"
-            f" {len(members)} functions",
+            f"IOMMU: {mode.value}; the group's type"
+            f" {self._text(f'{self._function}/iommu_group/type')}, others in its groups:"
+            f" {', '.join([*strangers][:_ALLOWED_FUNCTIONS]) or 'none'}",
+        )
+
+    def _registers(self) -> Iterator[Assumption]:
+        """Whether a process of user 0 may map the registers that a driver has.
+
+        The kernel refuses that with EINVAL, or under lockdown with EPERM (drivers/pci/pci-sysfs.c,
+        pci_mmap_resource; kernel/resource.c, iomem_is_exclusive). A page is mapped for a moment,
+        and not read.
+        """
+        path = f"{self._function}/resource0"
+        verdict, seen = Verdict.FAILS, "can be mapped: is iomem=relaxed on the kernel's command"
+        seen += " line, or the kernel without CONFIG_IO_STRICT_DEVMEM? (docs/security.md)"
+        try:
+            handle = self._kernel.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            verdict, seen = Verdict.UNKNOWN, f"cannot be opened ({error.strerror})"
+        else:
+            try:
+                self._kernel.map(handle, _PAGE).close()
+            except OSError as error:
+                refused = error.errno in {errno.EINVAL, errno.EPERM}
+                verdict = Verdict.HOLDS if refused else Verdict.UNKNOWN
+                seen = f"cannot be mapped ({error.strerror})"
+            finally:
+                self._kernel.close(handle)
+        yield Assumption(
+            "the kernel keeps root in containers from its registers", verdict, f"{path} {seen}"
         )
 
     def _has_slot(self) -> bool:
         """Whether the AFU is not behind the port, as on OFS cards."""
-        return any(
-            self._driver_of(port) and not self._kernel.exists(f"{port}/afu_id")
-            for port in self._below(r"dfl-port\.[0-9]{1,9}")
-        )
+        return discovery.shows_no_afu(self._kernel, self._bases)
 
-    def _slot(self) -> tuple[Assumption, list[str]]:
-        """What is behind the slot, and the directories of these functions."""
+    def _slots_functions(self) -> tuple[Function, ...]:
+        return slot_functions(self._kernel, self._rule, self._address, self._function)
+
+    def _slot(self) -> Assumption:
+        """What is behind the slot."""
         says = "its AFU is in PCI functions that vfio-pci may have (an OFS slot)"
         try:
-            found = slot_functions(self._kernel, self._rule, self._address, self._function)
+            found = self._slots_functions()
         except HardwareError as error:
-            return Assumption(says, Verdict.FAILS, str(error)), []
+            return Assumption(says, Verdict.FAILS, str(error))
         seen = "; ".join(
             f"{one.address} in group {one.group}, its driver is"
             f" {quote(self._driver_of(one.sysfs) or 'none')}"
             for one in found[:_ALLOWED_FUNCTIONS]
         )
-        return Assumption(says, Verdict.HOLDS, seen), [one.sysfs for one in found]
-
-    def _below(self, pattern: str) -> Iterator[str]:
-        """Devices of the card's base regions, those of its virtual functions too."""
-        kernel = self._kernel
-        functions = [self._function, *children(kernel, self._function, r"virtfn[0-9]{1,5}")]
-        for function in functions:
-            for base in children(kernel, f"{function}/fpga_region", r"region[0-9]{1,9}"):
-                yield from children(kernel, base, pattern)
+        return Assumption(says, Verdict.HOLDS, seen)
 
     def _fme(self) -> Iterator[Assumption]:
-        fmes = list(self._below(r"dfl-fme\.[0-9]{1,9}"))
+        fmes = self._fmes
         driver = self._driver_of(fmes[0]) if fmes else ""
         yield Assumption(
             "it has one FME, whose driver is dfl-fme",
@@ -212,22 +258,18 @@ class _Look:
                 f" {self._text(f'{fme}/bitstream_id')}, bitstream_metadata"
                 f" {self._text(f'{fme}/bitstream_metadata')}",
             )
-            regions = chain.from_iterable(
-                children(self._kernel, f"{platform}/fpga_region", r"region[0-9]{1,9}")
-                for platform in children(self._kernel, fme, r"dfl-fme-region\.[0-9]{1,9}")
-            )
-            ids = [self._text(f"{region}/compat_id") for region in regions]
+            try:
+                shown = discovery.interface_id(self._kernel, self._address, fme)
+                verdict, seen = Verdict.HOLDS, f"its compat_id is {shown}"
+            except HardwareError as error:
+                verdict, seen = Verdict.FAILS, str(error)
             yield Assumption(
-                "it shows one interface id, and fits every bitstream that has it",
-                Verdict.HOLDS if ids and len(set(ids)) == 1 and "says" in ids[0] else Verdict.FAILS,
-                "; ".join(f"compat_id {one}" for one in ids[:_ALLOWED_FUNCTIONS]) or "none found",
+                "it shows one interface id, and fits every bitstream that has it", verdict, seen
             )
             yield self._memory(fme)
 
     def _fixed(self) -> bool:
-        names = ("vendor", "device")
-        ids = ((optional(self._kernel, f"{self._function}/{name}") or "") for name in names)
-        return tuple(text.removeprefix("0x") for text in ids) in defs.WITHOUT_PR
+        return pci.ids(self._kernel, self._function)[:2] in defs.WITHOUT_PR
 
     def _memory(self, fme: str) -> Assumption:
         banks: list[str] = []
@@ -245,13 +287,11 @@ class _Look:
 
     def _ports(self) -> Iterator[Assumption]:
         slot = self._has_slot()
-        for port in self._below(r"dfl-port\.[0-9]{1,9}"):
+        for port in self._all_ports:
             name = os.path.basename(port)
             driver = self._driver_of(port)
             shown = self._text(f"{port}/afu_id")
-            behind = (
-                "no AFU, which is in functions" if self._has_slot() else "the AFU that is on it"
-            )
+            behind = "no AFU, which is in functions" if slot else "the AFU that is on it"
             well = slot or "says" in shown
             yield Assumption(
                 f"{name} has its driver and shows {behind}",
@@ -272,11 +312,6 @@ class _Look:
             if exists(f"{device}/userclk/frequency")
         ]
         ways: tuple[tuple[Callable[[], bool], Verdict, str], ...] = (
-            (
-                lambda: exists(f"{port}/userclk/frequency_max"),
-                Verdict.HOLDS,
-                "userclk/frequency sets it",
-            ),
             (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver tells it (userclk)"),
             (
                 lambda: bool(uio),
@@ -292,6 +327,6 @@ class _Look:
         )
         verdict, seen = next(
             ((verdict, seen) for found, verdict, seen in ways if found()),
-            (Verdict.FAILS, "nothing sets or measures it"),
+            (Verdict.FAILS, "nothing measures it"),
         )
-        return Assumption(f"the user clock of {name} can be set or measured", verdict, seen)
+        return Assumption(f"the user clock of {name} can be measured", verdict, seen)

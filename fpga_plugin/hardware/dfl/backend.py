@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import structlog
 
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.aer import AerCounters
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.boot import read_boot_id
@@ -13,6 +13,7 @@ from fpga_plugin.hardware.dfl.fme_errors import clear_pcie_errors
 from fpga_plugin.hardware.dfl.functions import make_functions
 from fpga_plugin.hardware.dfl.handles import port_of, slot_of
 from fpga_plugin.hardware.dfl.health import health
+from fpga_plugin.hardware.dfl.memory import clear_memory
 from fpga_plugin.hardware.dfl.port import (
     DflPort,
     open_port,
@@ -22,7 +23,6 @@ from fpga_plugin.hardware.dfl.port import (
 )
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
-from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
 from fpga_plugin.hardware.dfl.slot import OfsSlot, give_back, open_slot, read_note
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.dfl.userclock import user_clock
@@ -39,7 +39,7 @@ from fpga_plugin.hardware.model import (
     ScanResult,
 )
 from fpga_plugin.hardware.pci import functions
-from fpga_plugin.hardware.vfio.notes import Notes
+from fpga_plugin.hardware.vfio.notes import Notes, PoisonMark
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -97,7 +97,7 @@ class DflBackend:
         """Open a region exclusively, at once; leaving the context closes it."""
         if (slot := slot_of(region)) is not None:
             return open_slot(self._kernel, self._notes, card, region, slot)
-        return open_port(self._kernel, card, region)
+        return open_port(self._kernel, card, region, self._mark(region))
 
     def afu_id(self, region: Region) -> AfuId:
         """The id of the accelerator in a region, without opening its port.
@@ -106,7 +106,7 @@ class DflBackend:
         """
         if (slot := slot_of(region)) is not None:
             return read_note(self._kernel, self._notes, region, slot)
-        return read_afu_id(self._kernel, region)
+        return read_afu_id(self._kernel, region, self._mark(region))
 
     def numbers(self, region: Region) -> Mapping[Path, DeviceNumber]:
         """The device numbers of a held region's nodes, as sysfs shows them."""
@@ -137,8 +137,8 @@ class DflBackend:
         make_functions(self._kernel, card, make=make)
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
-        """Limits of a region's user clock in MHz; None on mainline drivers."""
-        return clock_limits(self._kernel, region)
+        """None: Linux has no documented way to set a user clock (dfl-afu-main.c: raw commands)."""
+        return None
 
     def user_clock(self, region: Region) -> UserClock:
         """What a region's user clock is now, by whatever its driver has to measure it."""
@@ -150,8 +150,12 @@ class DflBackend:
         region: Region,
         settings: DriverSettings,
     ) -> None:
-        """Set the user clock; `debug` is the plugin's own affair and changes no hardware."""
-        set_clock(self._kernel, region, settings.clock)
+        """Refuse a user clock; `debug` is the plugin's own affair and changes no hardware."""
+        if settings.clock is not None:
+            raise RefusedError(
+                f"region {region.id} has no documented way to set its clock",
+                hint="leave `clock` out of FPGA_DRIVER_PARAMS",
+            )
 
     def port_errors(self, region: Region) -> Mapping[str, int]:
         """The port's error registers that are set, by attribute."""
@@ -201,6 +205,11 @@ class DflBackend:
     def readings(self, card: Card) -> Readings:
         """Its sensors and error registers."""
         return readings(self._kernel, card)
+
+    def _mark(self, region: Region) -> PoisonMark | None:
+        """Of a virtual function's port, which does not show that a PR of it failed."""
+        physical = port_of(region).physical
+        return None if physical is None else PoisonMark(self._notes, region.id, physical)
 
     def _load_notes(self, card: Card) -> None:
         """Here, in a thread: `borrowed` is asked on the event loop."""

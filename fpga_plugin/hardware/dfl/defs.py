@@ -18,8 +18,9 @@ FME_PORT_PR = 0xB680
 PORT_PR = struct.Struct("<IIIIQ")
 """struct dfl_fpga_fme_port_pr: argsz, flags (0), port_id, buffer_size, buffer_address."""
 
-MAX_IMAGE_BYTES = 2**32 - 1
-"""`buffer_size` is a u32. Size 0 makes the kernel warn (vmalloc of nothing): it is never sent."""
+MAX_IMAGE_BYTES = 2**32 - 4
+"""`buffer_size` is a u32 that the kernel rounds up to words: more would become 0 (dfl-fme-pr.c,
+ALIGN). Size 0 makes the kernel warn (vmalloc of nothing): it is never sent."""
 
 ALL_ONES_64 = 2**64 - 1
 """What a 64-bit register reads as when the card no longer answers on the bus."""

@@ -15,12 +15,12 @@ from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.dfl import defs, numbers
 from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, SlotDevice, functions_of, port_of
-from fpga_plugin.hardware.dfl.shared import memory_clear_knobs, some_memory_stays
+from fpga_plugin.hardware.dfl.memory import memory_clear_knobs, some_memory_stays
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
-from fpga_plugin.hardware.sysfs import children, number, optional
+from fpga_plugin.hardware.sysfs import children, driver_of, number, optional
 from fpga_plugin.hardware.vfio.defs import CONTAINER
 from fpga_plugin.hardware.vfio.function import PCI
 from fpga_plugin.ids import (
@@ -41,7 +41,7 @@ Skipped = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
+class Base:
     """A base region: `path` below the function's directory `parent`, FME and port devices in it."""
 
     path: str
@@ -88,7 +88,7 @@ def scan_card(
     """
     address = PciAddress.parse(card)
     try:
-        bases = _bases_of(kernel, address, skipped)
+        bases = bases_of(kernel, address, skipped)
     except OSError as error:
         raise HardwareError(
             f"card {card} cannot be looked up in {PCI} ({error.strerror})",
@@ -98,7 +98,12 @@ def scan_card(
     return _read(kernel, address, bases, rule) if bases else None
 
 
-def _bases_of(kernel: Kernel, address: PciAddress, skipped: Skipped) -> list[_Base]:
+def bases_of(kernel: Kernel, address: PciAddress, skipped: Skipped) -> list[Base]:
+    """The base regions of one card, those of its virtual functions too.
+
+    Raises:
+        OSError: sysfs cannot be listed there.
+    """
     if not kernel.exists(PCI):
         return _bases(kernel, skipped).get(address, [])
     function = f"{PCI}/{address}"
@@ -113,9 +118,9 @@ def _bases_of(kernel: Kernel, address: PciAddress, skipped: Skipped) -> list[_Ba
     ]
 
 
-def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[_Base]]:
+def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[Base]]:
     """Base regions by the function that has the FME. Reads no attribute, so touches no hardware."""
-    found: dict[PciAddress, list[_Base]] = {}
+    found: dict[PciAddress, list[Base]] = {}
     try:
         names = sorted(kernel.listdir(CLASS))
     except FileNotFoundError:
@@ -131,11 +136,11 @@ def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[_Base]]
     return dict(sorted(found.items()))
 
 
-def _base(kernel: Kernel, link: str, skipped: Skipped) -> tuple[PciAddress, _Base] | None:
+def _base(kernel: Kernel, link: str, skipped: Skipped) -> tuple[PciAddress, Base] | None:
     """A base region with the function that has its FME; None where `link` is something else."""
     try:
         path = kernel.realpath(link)
-        base = _Base(
+        base = Base(
             path,
             parent=os.path.dirname(os.path.dirname(path)),
             fmes=tuple(children(kernel, path, r"dfl-fme\.[0-9]{1,9}")),
@@ -168,7 +173,7 @@ def _owner(kernel: Kernel, parent: str) -> PciAddress | None:
 
 
 def _read(
-    kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRule
+    kernel: Kernel, address: PciAddress, bases: list[Base], rule: SlotRule
 ) -> Card | CardProblem | None:
     try:
         return _card(kernel, address, bases, rule)
@@ -185,7 +190,7 @@ def _read(
         )
 
 
-def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRule) -> Card:
+def _card(kernel: Kernel, address: PciAddress, bases: list[Base], rule: SlotRule) -> Card:
     """Read a card's attributes, none of them one that a running PR blocks.
 
     Raises:
@@ -195,7 +200,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
     base = _base_with_fme(address, bases)
     fme = base.fmes[0]
     _refuse_released_port(kernel, address, base.parent, bases)
-    slot = _shows_no_afu(kernel, bases)
+    slot = shows_no_afu(kernel, bases)
     if not slot:
         _leave_foreign_functions_alone(kernel, address, base.parent)
     firmware = _firmware(kernel, address, fme)
@@ -210,7 +215,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
         raise HardwareError(f"card {address} says that it has {ports} ports, but has ports {found}")
     return Card(
         address=address,
-        interface_id=_interface_id(kernel, address, fme),
+        interface_id=interface_id(kernel, address, fme),
         numa_node=pci.numa_node(kernel, base.parent),
         regions=regions,
         ports=ports,
@@ -229,7 +234,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
 
 
 def _refuse_released_port(
-    kernel: Kernel, address: PciAddress, parent: str, bases: list[_Base]
+    kernel: Kernel, address: PciAddress, parent: str, bases: list[Base]
 ) -> None:
     """Linux' own dfl-pci makes virtual functions only of a port that was released before.
 
@@ -245,20 +250,24 @@ def _refuse_released_port(
     )
 
 
-def _shows_no_afu(kernel: Kernel, bases: list[_Base]) -> bool:
+def shows_no_afu(kernel: Kernel, bases: list[Base]) -> bool:
     """Whether a port with a driver has none of the attribute `afu_id`.
 
     dfl-afu shows it where the port's registers lead to an AFU; one that is held in reset shows it
-    too, and answers EBUSY. The attributes come in groups when the driver binds, `afu_id` before
-    `errors`: a port that has neither yet is another's business once its `bind` event is here.
+    too, and answers EBUSY. The attributes come and go in groups when the driver is bound and
+    unbound, `id` and `errors` as the first and the last: only while the same two are there before
+    and after is the port one whose driver stays.
     """
-    ports = [port for base in bases for port in base.ports if kernel.exists(f"{port}/driver")]
-    return any(
-        kernel.exists(f"{port}/id")
-        and kernel.exists(f"{port}/errors")
-        and not kernel.exists(f"{port}/afu_id")
-        for port in ports
-    )
+    for port in (port for base in bases for port in base.ports if kernel.exists(f"{port}/driver")):
+        try:
+            before = [kernel.instance(f"{port}/{name}") for name in ("id", "errors")]
+            missing = not kernel.exists(f"{port}/afu_id")
+            after = [kernel.instance(f"{port}/{name}") for name in ("id", "errors")]
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # another's business once its `bind` event is here
+        if missing and before == after:
+            return True
+    return False
 
 
 def _slot(
@@ -287,13 +296,13 @@ def _slot(
         shared=(CONTAINER,),
         env={functions_variable(region.id): ",".join(str(f.address) for f in functions)},
     )
-    device = SlotDevice(port.node, port.sysfs, port.instance, functions)
+    device = SlotDevice(port.node, port.sysfs, port.instance, functions=functions)
     return Region(
         region.card, region.port_id, grant, device, numbers=numbers.granted(kernel, device)
     )
 
 
-def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:
+def _base_with_fme(address: PciAddress, bases: list[Base]) -> Base:
     having = [base for base in bases if base.fmes]
     if not having:
         raise HardwareError(
@@ -307,21 +316,15 @@ def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:
 
 
 def _leave_foreign_functions_alone(kernel: Kernel, address: PciAddress, parent: str) -> None:
-    """Refuse a card whose virtual functions serve something else: a PR would hit its user."""
-    numvfs = f"{parent}/sriov_numvfs"
-    expected = number(numvfs, optional(kernel, numvfs) or "0")
-    links = list(children(kernel, parent, r"virtfn[0-9]{1,5}"))
-    if expected > len(links):
-        raise HardwareError(
-            f"card {address} has {expected} virtual functions, of which {len(links)} can be seen"
-        )
-    for link in links:
+    """Refuse a card whose virtual functions serve something else: a PR would hit its user.
+
+    Their links tell, and not `sriov_numvfs`: its reader waits while the card's driver is bound or
+    unbound, or functions are made or removed (drivers/pci/iov.c, sriov_numvfs_show), which may be
+    for ever. A function without a link is on its way, and its port is no region of the card.
+    """
+    for link in children(kernel, parent, r"virtfn[0-9]{1,5}"):
         function = os.path.basename(kernel.realpath(link))
-        try:
-            driver = os.path.basename(kernel.realpath(f"{link}/driver"))
-        except FileNotFoundError:
-            driver = ""
-        if driver != "dfl-pci":
+        if (driver := driver_of(kernel, link)) != "dfl-pci":
             has = f"has the driver {quote(driver)}" if driver else "has no driver"
             raise HardwareError(
                 f"card {address} is left alone: its virtual function {quote(function)} {has}",
@@ -362,10 +365,10 @@ def _ports_number(kernel: Kernel, address: PciAddress, fme: str) -> int:
     return ports
 
 
-def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[Region, ...]:
+def _regions(kernel: Kernel, address: PciAddress, bases: list[Base]) -> tuple[Region, ...]:
     """Ports with a bound driver; before that they have neither attributes nor a use."""
     regions: dict[int, Region] = {}
-    for port in (port for base in bases for port in base.ports):
+    for base, port in ((one, port) for one in bases for port in one.ports):
         path = f"{port}/id"
         # First: a port that is replaced while it is read must not pass for its successor.
         instance = kernel.instance(port)
@@ -379,7 +382,8 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[R
                 f"{port_of(regions[port_id]).sysfs} and {port}"
             )
         node = f"/dev/{os.path.basename(port)}"
-        device = PortDevice(node, port, instance)
+        physical = None if base.fmes else kernel.instance(_base_with_fme(address, bases).fmes[0])
+        device = PortDevice(node, port, instance, physical)
         regions[port_id] = Region(
             address.card_id,
             port_id,
@@ -395,7 +399,7 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[R
     return tuple(region for _, region in sorted(regions.items()))
 
 
-def _interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
+def interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
     """The compat id of the FME, which each of its PR regions repeats (dfl-fme-pr.c)."""
     for platform in children(kernel, fme, r"dfl-fme-region\.[0-9]{1,9}"):
         for region in children(kernel, f"{platform}/fpga_region", r"region[0-9]{1,9}"):

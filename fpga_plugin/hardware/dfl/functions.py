@@ -2,7 +2,8 @@
 
 import errno
 import os
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from fpga_plugin.errors import (
     PortInUseError,
@@ -15,8 +16,6 @@ from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio import defs as vfio
 from fpga_plugin.hardware.vfio.function import PCI, driver, read_function
 from fpga_plugin.ids import CardId, PciAddress
-
-_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
@@ -35,12 +34,11 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
                 f"card {card} can have no virtual functions",
                 hint="its slot may be in another physical function: `fpga-plugin card show`",
             )
-        if make:
-            _leave_unprobed(kernel, directory)
-        else:
+        if not make:
             _check_unused(kernel, directory)
         if total:
-            kernel.write(f"{directory}/sriov_numvfs", str(total if make else 0))
+            with _unprobed(kernel, directory) if make else nullcontext():
+                kernel.write(f"{directory}/sriov_numvfs", str(total if make else 0))
     except OSError as error:
         hint = "see the kernel's log"
         if error.errno == errno.EINVAL:
@@ -54,19 +52,27 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
         ) from error
 
 
-def _leave_unprobed(kernel: Kernel, directory: str) -> None:
-    """Virtual functions of a slot that are made from now on get no driver.
+@contextmanager
+def _unprobed(kernel: Kernel, directory: str) -> Iterator[None]:
+    """Virtual functions of a slot that are made meanwhile get no driver.
 
     dfl-pci, which makes them, would take them, and a slot's are for vfio-pci. Other cards' virtual
-    functions have a port, which needs dfl-pci.
+    functions have a port, which needs dfl-pci. The switch belongs to the node's operator.
 
     Raises:
         OSError: it cannot be said to the kernel.
     """
     switch = f"{directory}/sriov_drivers_autoprobe"
     slot = any(not kernel.exists(f"{port}/afu_id") for port in _ports(kernel, directory))
-    if slot and kernel.exists(switch):
-        kernel.write(switch, "0")
+    before = optional(kernel, switch) if slot else None
+    if before is None or before == "0":
+        yield
+        return
+    kernel.write(switch, "0")
+    try:
+        yield
+    finally:
+        kernel.write(switch, before)
 
 
 def _check_unused(kernel: Kernel, directory: str) -> None:

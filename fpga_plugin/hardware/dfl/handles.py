@@ -31,11 +31,15 @@ class PortDevice:
         sysfs: its directory below the root of sysfs (`/sys/devices/.../dfl-port.3`).
         instance: tells the port from a later one that has the same id, node and directory: a card
             that went and came back, or whose driver was rebound, has ports of other instances.
+        physical: of a virtual function's port: which life of the physical function's driver it
+            belongs to. That driver counts failed PRs of it, and the port does not show them
+            (dfl-afu-main.c: the port that was released has a count of its own).
     """
 
     node: str
     sysfs: str
     instance: int
+    physical: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class SlotDevice(PortDevice):
         functions: all that are behind the slot, in the rule's order; never another one.
     """
 
-    functions: tuple[Function, ...]
+    functions: tuple[Function, ...] = ()
 
 
 def slot_of(region: Region) -> SlotDevice | None:

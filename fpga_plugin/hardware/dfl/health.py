@@ -22,7 +22,7 @@ from fpga_plugin.hardware import hwmon
 from fpga_plugin.hardware.aer import AerCounters
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.bmc import board
-from fpga_plugin.hardware.dfl.handles import fme_of, port_of, slot_of
+from fpga_plugin.hardware.dfl.handles import fme_of, functions_of, port_of, slot_of
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardHealth, Region
@@ -119,12 +119,13 @@ class _Reading:
 
 
 def _judge_link(reading: _Reading, card: Card, aer: AerCounters) -> None:
-    if count := aer.fatal(reading.kernel, card):
+    functions = [f.address for region in card.regions for f in functions_of(region)]
+    if count := aer.fatal(reading.kernel, card, *functions):
         reading.failed.append(
             f"fatal: {count} PCI Express errors on card {card.id} (aer_dev_fatal); where it works,"
             f" `fpga-plugin card retry {card.id}`"
         )
-    if aer.correctable(reading.kernel, card):
+    if aer.correctable(reading.kernel, card, *functions):
         # Without the number: each look would be another line in the log.
         reading.degraded.append(
             f"pcie: the link of card {card.id} had errors that it corrected (aer_dev_correctable)"

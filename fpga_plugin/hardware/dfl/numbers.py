@@ -14,8 +14,8 @@ from fpga_plugin.hardware.dfl.handles import PortDevice, SlotDevice
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.sysfs import optional
+from fpga_plugin.hardware.vfio.function import CLASS
 
-_VFIO = "/sys/class/vfio"
 _NUMBER = re.compile(r"[0-9]{1,8}:[0-9]{1,8}", re.ASCII)
 
 
@@ -27,7 +27,7 @@ def granted(kernel: Kernel, port: PortDevice) -> Mapping[Path, DeviceNumber]:
         OSError: one cannot be read.
     """
     if isinstance(port, SlotDevice):
-        directories = {one.node: f"{_VFIO}/{one.group}" for one in port.functions}
+        directories = {one.node: f"{CLASS}/{one.group}" for one in port.functions}
     else:
         directories = {port.node: port.sysfs}
     read = {node: _read(kernel, directory) for node, directory in directories.items()}

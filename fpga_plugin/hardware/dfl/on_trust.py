@@ -22,6 +22,15 @@ class Kind(enum.Enum):
 
 _IMAGE = ("the blank image runs nothing", "it is the vendor's")
 
+_ATS = (
+    "it does not pass the IOMMU by translations of its own (ATS)",
+    "lspci -vv shows it: `Address Translation Service`, and whether it is enabled",
+)
+_INTERRUPTS = (
+    "the IOMMU remaps interrupts, so that its DMA raises none but its own",
+    "the kernel's log shows it: DMAR-IR, or AMD-Vi",
+)
+
 _ON_TRUST = {
     Kind.PORTS: (
         ("the port's AFU id follows the image", "only a programming shows it"),
@@ -29,6 +38,8 @@ _ON_TRUST = {
             "PORT_RESET stops the accelerator and its DMA",
             "the reset's acknowledgement is all there is",
         ),
+        _ATS,
+        _INTERRUPTS,
         _IMAGE,
     ),
     Kind.SLOT: (
@@ -49,6 +60,15 @@ _ON_TRUST = {
             "the IOMMU remaps interrupts",
             "else VFIO refuses them, which only a start shows",
         ),
+        (
+            "a plugin that is killed while it holds the slot leaves it running",
+            "what becomes of the reset at the last close of the port is told nowhere",
+        ),
+        (
+            "a reset that timed out left the slot in reset",
+            "it may have been on its way out; the slot is not used until its driver is rebound",
+        ),
+        _ATS,
         _IMAGE,
     ),
     Kind.FIXED: (
@@ -60,6 +80,8 @@ _ON_TRUST = {
             "PORT_RESET stops the accelerator and its DMA, and what it held of a tenant is gone",
             "the reset's acknowledgement is all there is; on-chip RAM is not cleared by it",
         ),
+        _ATS,
+        _INTERRUPTS,
     ),
     Kind.FLAT: (),
     Kind.UNKNOWN: (),

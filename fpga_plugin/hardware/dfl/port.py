@@ -29,6 +29,7 @@ from fpga_plugin.hardware.image import Image, RawImage, expect
 from fpga_plugin.hardware.kernel import Handle, Kernel
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.sysfs import bare_hex, children, number, optional
+from fpga_plugin.hardware.vfio.notes import PoisonMark
 from fpga_plugin.ids import AfuId, PciAddress, parse_afu_id
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -67,10 +68,14 @@ _PR_FAILURES = {
 """What the errno of DFL_FPGA_FME_PORT_PR means and what helps (dfl-fme-pr.c, dfl-fme-mgr.c)."""
 
 
-def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
+def open_port(
+    kernel: Kernel, card: Card, region: Region, mark: PoisonMark | None = None
+) -> "DflPort":
     """Open a port exclusively, and make sure that it is still the one that `region` names.
 
     The driver refuses O_EXCL while any descriptor or mapping of the port is alive.
+
+    `mark` remembers failed PRs of a port that does not show them.
 
     Raises:
         PortInUseError: a process has it open, or memory of it mapped.
@@ -94,7 +99,7 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
                 hint="see `fpga-plugin card list` and the kernel's log",
             ) from error
         raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
-    port = DflPort(kernel, card, region, handle)
+    port = DflPort(kernel, card, region, handle, mark)
     try:
         # The node's number may have gone to another card's port since the last scan, or to a port
         # of the card that is in this slot now. While its directory is the one that was scanned,
@@ -109,13 +114,21 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
 class DflPort:
     """Implements `fpga_plugin.hardware.backend.Port`; a context manager that closes the port."""
 
-    def __init__(self, kernel: Kernel, card: Card, region: Region, handle: Handle) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        card: Card,
+        region: Region,
+        handle: Handle,
+        mark: PoisonMark | None = None,
+    ) -> None:
         self._kernel = kernel
         self._card = card
         self._region = region
         self._fme = fme_of(card)
         self._port = port_of(region)
         self._handle: Handle | None = handle
+        self._mark = mark
 
     def __enter__(self) -> Self:
         return self
@@ -231,6 +244,10 @@ class DflPort:
         handle = self._open_fme()
         try:
             self._stream(handle, data)
+        except ProgrammingError as error:
+            if self._mark is not None and leaves_in_reset(error):
+                self._mark.set()
+            raise
         finally:
             _close(self._kernel, handle, self._fme.node)
         self._judge_manager()
@@ -287,9 +304,10 @@ class DflPort:
             except OSError:
                 status = ""  # the ioctl's own error is what matters
             raise ProgrammingError(
-                f"programming region {self._region.id} through {self._fme.node} failed "
-                f"({_reason(error)}): {what}" + (f" (FPGA manager: {status})" if status else ""),
+                f"programming region {self._region.id} failed: {what}",
                 hint=hint,
+                why=f"{_reason(error)}, from {self._fme.node}"
+                + (f"; FPGA manager: {status}" if status else ""),
             ) from error
         if result != 0:
             raise ProgrammingError(
@@ -332,7 +350,28 @@ class DflPort:
 
     def afu_id(self, expected: AfuId | None = None) -> AfuId:  # noqa: ARG002 - there is one
         """The id of the accelerator in the region; see `read_afu_id`."""
-        return read_afu_id(self._kernel, self._region)
+        return read_afu_id(self._kernel, self._region, self._mark)
+
+
+def leaves_in_reset(error: HardwareError) -> bool:
+    """Whether the driver may keep the port in reset after what failed with this error.
+
+    It counts who wants the port in reset (dfl-afu-main.c, __afu_port_disable). A PR that fails on
+    its way (fpga-region.c, fpga_region_program_fpga), and a reset that is not acknowledged, leave
+    the count behind. A time-out of the way out of reset (__afu_port_enable) leaves none and looks
+    the same: it is taken for the former.
+    """
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in {errno.EIO, errno.ETIMEDOUT}
+
+
+def poisoned(region: Region) -> PortPoisonedError:
+    """What to say of a port that is held in reset."""
+    return PortPoisonedError(
+        f"region {region.id} ({port_of(region).node}) is held in reset, as after a failed"
+        " programming",
+        hint=rebind_hint(PciAddress.parse(region.card)),
+    )
 
 
 def read_errors(kernel: Kernel, region: Region) -> dict[str, int]:
@@ -356,7 +395,7 @@ def read_errors(kernel: Kernel, region: Region) -> dict[str, int]:
     return found
 
 
-def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
+def read_afu_id(kernel: Kernel, region: Region, mark: PoisonMark | None = None) -> AfuId:
     """The id of the accelerator in a region, whether or not its port is open.
 
     Raises:
@@ -371,13 +410,11 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     except OSError as error:
         check_instance(kernel, region)
         if error.errno == errno.EBUSY:
-            raise PortPoisonedError(
-                f"region {region.id} ({port_of(region).node}) is held in reset, as after a failed "
-                "programming",
-                hint=rebind_hint(PciAddress.parse(region.card)),
-            ) from error
+            raise poisoned(region) from error
         raise _failure(f"the AFU id of region {region.id} cannot be read", error) from error
     check_instance(kernel, region)  # afterwards: it holds for the time of the read too
+    if mark is not None and mark.stands():
+        raise poisoned(region)
     try:
         found = parse_afu_id(text)
     except ValueError as error:

@@ -1,16 +1,20 @@
 """Taking a card's PCI driver off and putting it on again: what un-poisons a port.
 
 With any process holding a port of the card open or mapped, the kernel crashes when that port is
-closed (Linux 6.1, afu_release after the port's removal; seen in a virtual machine). So every port
-is opened exclusively first, and closed again, since our own descriptor would do the same harm.
+closed (Linux 6.1, afu_release after the port's removal; seen in a virtual machine). The FME's
+release uses memory that was freed where the card has interrupts (dfl-fme-main.c, fme_release). So
+FME and ports are opened exclusively first, and closed again, since our own descriptors would do the
+same harm.
 """
 
 import errno
+import os
 from collections.abc import Callable
 from typing import Protocol
 
-from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
+from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, RefusedError
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.handles import fme_of
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.sysfs import number, optional
@@ -32,8 +36,8 @@ def rebind(kernel: Kernel, card: Card, *, hold: Callable[[Card, Region], Held]) 
     Afterwards the card has to be scanned anew: its nodes may have other numbers.
 
     Raises:
-        RefusedError: it must not be done now; nothing was touched. `PortInUseError`: a port is
-            open.
+        RefusedError: it must not be done now; nothing was touched. `PortInUseError`: a port or the
+            FME is open.
         CardGoneError: the card has no driver, or a port is not there; nothing was touched.
         HardwareError: the driver is off, and could not be put on again; the message names the
             command.
@@ -54,6 +58,7 @@ def rebind(kernel: Kernel, card: Card, *, hold: Callable[[Card, Region], Held]) 
             f" `fpga-plugin card retry {card.id}`",
         )
     driver = _driver(kernel, card.address)
+    _check_unused(kernel, card)
     for region in card.regions:
         hold(card, region).close()
     try:
@@ -85,6 +90,25 @@ def bind(kernel: Kernel, address: PciAddress, *, driver: str = defs.PCI_DRIVER) 
             f"card {address.card_id} has no driver now: it could not be bound again"
             f" ({error.strerror})",
             hint=_hint(error, address),
+        ) from error
+
+
+def _check_unused(kernel: Kernel, card: Card) -> None:
+    """Nobody may have the FME open; waits for a PR that runs (dfl-fme-main.c, fme_open)."""
+    node = fme_of(card).node
+    try:
+        kernel.close(kernel.open(node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise PortInUseError(
+                f"{node} (card {card.id}) is in use",
+                hint="stop fpgad, fpgaconf and other tools that manage this card; `fuser -v"
+                f" {node}` on the node names them",
+            ) from error
+        raise RefusedError(
+            f"{node} (card {card.id}) cannot be opened ({error.strerror}), so nothing tells whether"
+            " a process has it",
+            hint="see the kernel's log",
         ) from error
 
 

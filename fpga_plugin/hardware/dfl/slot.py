@@ -6,31 +6,35 @@ functions. That takes a function's own descriptor, so between two times of holdi
 can be read: what was seen last is in a note (`vfio/notes.py`).
 """
 
-import errno
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,
-    PortPoisonedError,
     ProgrammingError,
 )
 from fpga_plugin.hardware.dfl.handles import SlotDevice
-from fpga_plugin.hardware.dfl.port import DflPort, check_instance, open_port, rebind_hint
+from fpga_plugin.hardware.dfl.port import (
+    DflPort,
+    check_instance,
+    leaves_in_reset,
+    open_port,
+    poisoned,
+)
 from fpga_plugin.hardware.image import Image, RawImage, expect
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.vfio import binding
 from fpga_plugin.hardware.vfio.function import is_there
 from fpga_plugin.hardware.vfio.groups import Groups
-from fpga_plugin.hardware.vfio.notes import Notes
-from fpga_plugin.ids import AfuId, PciAddress
+from fpga_plugin.hardware.vfio.notes import Notes, PoisonMark
+from fpga_plugin.ids import AfuId
 
-_LEAVES_IN_RESET = frozenset({errno.EIO, errno.ETIMEDOUT})
-"""Errnos of a PR or reset after which the driver's count keeps the port in reset (dfl-afu-main.c,
-__afu_port_disable; fpga-region.c, fpga_region_program_fpga). A slot shows it nowhere."""
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def open_slot(
@@ -75,10 +79,7 @@ def read_note(kernel: Kernel, notes: Notes, region: Region, slot: SlotDevice) ->
     _check_slot(kernel, region, slot)
     note = notes.of(region.id, slot.instance)
     if note.failed:
-        raise PortPoisonedError(
-            f"region {region.id} ({slot.node}) is held in reset, as after a failed programming",
-            hint=rebind_hint(PciAddress.parse(region.card)),
-        )
+        raise poisoned(region)
     if note.afu_id is None:
         raise HardwareError(
             f"what is in the slot {region.id} is not known: it was not read since it may have"
@@ -117,6 +118,8 @@ class OfsSlot:
         self._notes = notes
         self._region = region
         self._life = slot.instance
+        self._mark = PoisonMark(notes, region.id, slot.instance)
+        self._open = True
         self._port = port
         self._groups = groups
 
@@ -132,7 +135,16 @@ class OfsSlot:
         self.close()
 
     def close(self) -> None:
-        """Let others open it again, the port first: its close resets the slot. May be repeated."""
+        """Let others open it again, the port first: its close resets the slot. May be repeated.
+
+        The driver tells nobody what became of that reset, so it is asked for one before.
+        """
+        if self._open:
+            self._open = False
+            try:
+                self.reset()
+            except HardwareError as error:
+                log.warning("slot not reset at its close", region=self._region.id, error=str(error))
         self._port.close()
         self._groups.close()
 
@@ -179,8 +191,11 @@ class OfsSlot:
         Functions that an image does not use show a placeholder of its own.
 
         Raises:
+            PortPoisonedError: a PR or a reset of it failed since its driver was bound.
             HardwareError: a function cannot be read, does not answer, or none shows an AFU.
         """
+        if self._mark.stands():
+            raise poisoned(self._region)
         self._notes.shows(self._region.id, self._life, None)
         found = self._groups.afu_ids()
         if not found:
@@ -193,9 +208,8 @@ class OfsSlot:
         return shown
 
     def _judge(self, error: HardwareError) -> None:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _LEAVES_IN_RESET:
-            self._notes.failed(self._region.id, self._life)
+        if leaves_in_reset(error):
+            self._mark.set()
 
 
 def _check_slot(kernel: Kernel, region: Region, slot: SlotDevice) -> None:

@@ -98,7 +98,8 @@ def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress,
             f"card {card} is used through its virtual functions, and has none now",
             hint=f"make them: `fpga-plugin card functions {card.card_id} --make`, or as root on the"
             f" node: echo 0 > {PCI}/{card}/sriov_drivers_autoprobe;"
-            f" echo {possible} > {PCI}/{card}/sriov_numvfs",
+            f" echo {possible} > {PCI}/{card}/sriov_numvfs;"
+            f" echo 1 > {PCI}/{card}/sriov_drivers_autoprobe",
         )
     second = PciAddress(card.domain, card.bus, card.device, 1)
     likely = "<function>[+<function>...]"

@@ -4,7 +4,6 @@ The FIM has a counter that is told by its command register (CMD1) which clock to
 frequency in its status register (STS1), in units of 10 kHz. Where these registers are depends on
 the card (OPAE's libraries/plugins/xfpga/usrclk and, for the second, its older user_clk_pgm_uclock):
 
-    userclk/frequency                  kHz: a driver that tells it, and may set it (`settings`)
     dfl*/userclk/frequency             "low high" in kHz, one file: the out-of-tree driver
     dfl_dev.*, feature 0x14, uio_dfl   CMD1 at 0x10, STS1 at 0x20 of the feature's registers
     userclk_freqcntr{cmd,sts}          the same two registers as files: ports of the first revision
@@ -52,7 +51,7 @@ def user_clock(kernel: Kernel, region: Region) -> UserClock:
 
     Never raises for what the hardware answers: what cannot be measured is told in `source`.
     """
-    for measure in (_by_driver, _by_vendors_driver, _by_uio, _by_files):
+    for measure in (_by_vendors_driver, _by_uio, _by_files):
         try:
             if (clock := measure(kernel, port_of(region).sysfs)) is not None:
                 return clock
@@ -78,13 +77,6 @@ def userclk_features(kernel: Kernel, port: str) -> list[str]:
         if text is not None and number(path, text) == USER_CLOCK_FEATURE:
             found.append(device)
     return found
-
-
-def _by_driver(kernel: Kernel, port: str) -> UserClock | None:
-    path = f"{port}/userclk/frequency"
-    if (text := optional(kernel, path)) is None:
-        return None
-    return _checked(number(path, text) / _KHZ_PER_MHZ, None, path)
 
 
 def _by_vendors_driver(kernel: Kernel, port: str) -> UserClock | None:

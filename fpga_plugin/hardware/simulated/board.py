@@ -315,6 +315,10 @@ class Board:
     def _with_pcie_errors(self) -> list[int]:
         return [port for port in self.ports if self._fault(port) is Fault.PCIE_ERROR]
 
+    def fme_held(self) -> bool:
+        """Whether another process has the FME open."""
+        return Fault.FME_OPEN in map(self._fault, self.ports)
+
     def behind_fme_lock(self, value: str) -> str:
         """An attribute of the FME whose driver takes the FME's mutex, so that a PR delays it."""
         with self.fme_lock:

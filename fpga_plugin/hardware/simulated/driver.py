@@ -2,7 +2,8 @@
 
 A rebind is what repairs a poisoned port: the counter that a failed PR leaked dies with the drivers'
 data, the FPGA keeps its image. With a port open the real kernel crashes in afu_release when that is
-closed (Linux 6.1): the simulated one says so at once, loudly.
+closed (Linux 6.1), and with the FME open its release uses freed memory: the simulated one says so
+at once, loudly.
 """
 
 import errno
@@ -57,6 +58,11 @@ class PciDriver:
                         f"dfl-pci was unbound from {board.address} while {region} was open"
                         " (afu_release crashes when it is closed)"
                     )
+            if board.binding.fme_open or board.fme_held():
+                self.oops(
+                    f"dfl-pci was unbound from {board.address} while its FME was open"
+                    " (fme_release uses freed memory where the card has interrupts)"
+                )
             board.unbind()
             self._rack.changed()
             self._rack.settle()

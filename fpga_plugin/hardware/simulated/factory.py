@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from fpga_plugin.errors import SettingsError, quote
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
+from fpga_plugin.hardware.simulated.clock import ClockedDflBackend
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
@@ -53,7 +53,7 @@ def simulated_backend(
             f"the simulated cards' directory {quote(directory)} cannot be used ({error.strerror})",
             hint="set FPGA_PLUGIN_SIMULATED_DIR to a directory that the plugin may write",
         ) from error
-    backend: Backend = DflBackend(kernel, rule=rule, slots=slots, owner=owner)
+    backend: Backend = ClockedDflBackend(kernel, rule=rule, slots=slots, owner=owner)
     if any(SimulatedKind.ALVEO in group.kinds for group in groups):
         from fpga_plugin.hardware.families import Families  # only where there are such cards
         from fpga_plugin.hardware.simulated.alveo.kernel import SimulatedXrtKernel

@@ -10,6 +10,7 @@ file is there.
 | `pr-error` | the next PR ends with EIO and poisons the port |
 | `pr-stuck` | the next PR ends with ETIMEDOUT after the driver's own 8 s and poisons the port |
 | `port-deaf` | no reset is acknowledged: the next one ends with ETIMEDOUT and poisons the port |
+| `fme-open` | exclusive opens of the card's FME fail with EBUSY, as when fpgad has it open |
 | `port-open` | exclusive opens fail with EBUSY, as when a tenant has the port open |
 | `afu-hung` | until the next PR `afu_id` reads all ones; port error bit 32 (MMIOTimedOut) is set |
 | `afu-dead` | the same, whatever is programmed |
@@ -33,8 +34,9 @@ these:
 | `minor-moves` | the next reset gives the render node another minor |
 | `memory-stuck` | on-card memory keeps what it has, whatever is written |
 
-All but `pcie-error` are signals of the port, so that they fail the region that is named and not
-its card. PRs run under `thermal` and `fatal`: the driver does not look before it streams.
+All but `pcie-error` and `fme-open` are signals of the port, so that they fail the region that is
+named and not its card. PRs run under `thermal` and `fatal`: the driver does not look
+before it streams.
 """
 
 import os
@@ -57,6 +59,7 @@ class Fault(StrEnum):
     PR_ERROR = "pr-error"
     PR_STUCK = "pr-stuck"
     PORT_DEAF = "port-deaf"
+    FME_OPEN = "fme-open"
     PORT_OPEN = "port-open"
     AFU_HUNG = "afu-hung"
     AFU_DEAD = "afu-dead"

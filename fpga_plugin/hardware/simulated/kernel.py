@@ -281,7 +281,7 @@ class SimulatedKernel:
             binding = board.binding
             if board.gone or binding is None:
                 raise failure(errno.ENXIO, node)
-            if binding.fme_exclusive or (exclusive and binding.fme_open):
+            if binding.fme_exclusive or (exclusive and (binding.fme_open or board.fme_held())):
                 raise failure(errno.EBUSY, node)
             binding.fme_open += 1
             binding.fme_exclusive = exclusive

@@ -2,7 +2,7 @@
 
 Linux 6.1, one PAC A10 GX (8086:09c4) with the parts that dfl-fme, dfl-afu and dfl-emif add. Only
 what the plugin, or a person, may want to read is there. The user clock stands in
-`dfl-port.M/userclk`, in kHz, with its limits: real cards show it by files of other drivers.
+`dfl-port.M/userclk`, in kHz, to be set (`clock`): real cards' drivers can only measure it.
 """
 
 import errno
@@ -10,7 +10,6 @@ from functools import partial
 
 from fpga_plugin.hardware.simulated import functions
 from fpga_plugin.hardware.simulated.board import Binding, Board
-from fpga_plugin.hardware.simulated.state import CLOCK_DEFAULT, CLOCK_HIGH, CLOCK_LOW
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
 from fpga_plugin.settings.settings import SimulatedKind
 
@@ -233,24 +232,16 @@ def _port(board: Board, binding: Binding, port: int) -> dict[str, Node]:
 
 
 def _clock(board: Board, port: int) -> dict[str, Node]:
-    if SimulatedKind.FIXED_CLOCK in board.shape.kinds:
-        return {
-            "userclk_freqcntrcmd": Attribute(store=partial(board.select_clock, port)),
-            "userclk_freqcntrsts": Attribute(partial(board.counted_clock, port)),
-        }
-    frequency = Attribute(
-        lambda: str(board.state(port).clock * 1000), partial(board.set_clock, port)
-    )
-    return {
-        "userclk": Fixed(
-            {
-                "frequency": frequency,
-                "frequency_min": str(CLOCK_LOW * 1000),
-                "frequency_max": str(CLOCK_HIGH * 1000),
-                "frequency_default": str(CLOCK_DEFAULT * 1000),
-            }
-        )
+    entries: dict[str, Node] = {
+        "userclk_freqcntrcmd": Attribute(store=partial(board.select_clock, port)),
+        "userclk_freqcntrsts": Attribute(partial(board.counted_clock, port)),
     }
+    if SimulatedKind.FIXED_CLOCK not in board.shape.kinds:
+        frequency = Attribute(
+            lambda: str(board.state(port).clock * 1000), partial(board.set_clock, port)
+        )
+        entries["userclk"] = Fixed({"frequency": frequency})
+    return entries
 
 
 def _clear_event(text: str) -> None:

@@ -1,11 +1,13 @@
 """Gives a function to vfio-pci, and takes it back, by `driver_override`.
 
-A function that has another driver is left alone: who bound it uses it. What was bound here is
-written down first (`notes`), so that a process that dies in between leaves a fact behind.
+A function that has another driver is left alone: who bound it uses it. So is one that an operator
+reserved for another driver by that very attribute. What was bound here is written down first
+(`notes`), so that a process that dies in between leaves a fact behind.
 """
 
 from fpga_plugin.errors import SlotUnusableError, quote
 from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.sysfs import optional
 from fpga_plugin.hardware.vfio import defs
 from fpga_plugin.hardware.vfio.function import Function, driver
 
@@ -16,15 +18,24 @@ def needs_binding(kernel: Kernel, function: Function) -> bool:
     """Whether a function has no driver yet.
 
     Raises:
-        SlotUnusableError: it has another driver than vfio-pci, or cannot be looked at.
+        SlotUnusableError: it has, or is reserved for, another driver than vfio-pci, or cannot be
+            looked at.
     """
     try:
         found = driver(kernel, function.address)
+        reserved = None if found else _override(kernel, function)
     except OSError as error:
         raise SlotUnusableError(
             f"the driver of function {function.address} cannot be read ({error.strerror})",
             hint="see the kernel's log",
         ) from error
+    if reserved not in {None, defs.DRIVER}:
+        raise SlotUnusableError(
+            f"function {function.address} of the slot is reserved for the driver {quote(reserved)}"
+            " (driver_override)",
+            hint="if nothing needs that any more, as root on the node: "
+            f"echo > {function.sysfs}/driver_override",
+        )
     if found is None:
         return True
     if found != defs.DRIVER:
@@ -61,7 +72,7 @@ def bind(kernel: Kernel, function: Function) -> None:
 
 
 def unbind(kernel: Kernel, function: Function) -> None:
-    """Take a function off vfio-pci, if it has it, and forget the override.
+    """Take a function off vfio-pci, if it has it, and forget the override that gave it to it.
 
     The kernel waits here for descriptors of the function: the caller makes sure that there are
     none.
@@ -72,9 +83,20 @@ def unbind(kernel: Kernel, function: Function) -> None:
     try:
         if driver(kernel, function.address) == defs.DRIVER:
             kernel.write(f"{DRIVER}/unbind", str(function.address))
-        kernel.write(f"{function.sysfs}/driver_override", "\n")
+        if _override(kernel, function) == defs.DRIVER:
+            kernel.write(f"{function.sysfs}/driver_override", "\n")
     except OSError as error:
         raise SlotUnusableError(
             f"function {function.address} cannot be taken off vfio-pci ({error.strerror})",
             hint="see the kernel's log",
         ) from error
+
+
+def _override(kernel: Kernel, function: Function) -> str | None:
+    """The one driver that may have a function; the kernel writes `(null)` for any.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = optional(kernel, f"{function.sysfs}/driver_override")
+    return None if found in {None, "", "(null)"} else found

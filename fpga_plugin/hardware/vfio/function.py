@@ -7,16 +7,19 @@ member's group excludes everybody from all of them, so a group with a stranger i
 import errno
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.kernel import Kernel
-from fpga_plugin.hardware.sysfs import optional
+from fpga_plugin.hardware.sysfs import children, driver_of, optional
 from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
 from fpga_plugin.ids import PciAddress
 
 PCI = "/sys/bus/pci/devices"
 GROUPS = "/sys/kernel/iommu_groups"
+CLASS = "/sys/class/vfio"
+"""Has each group that has a device node."""
 
 _BRIDGE = "0x0604"
 """The class of PCI bridges: VFIO does not mind one in a group (pcieport's driver_managed_dma)."""
@@ -103,17 +106,30 @@ def strangers(
         HardwareError: a member has no PCI address.
         OSError: the group cannot be listed.
     """
+    return members(kernel, f"{GROUPS}/{function.group}", but=slot)
+
+
+def members(
+    kernel: Kernel, group: str, *, but: Collection[PciAddress] = ()
+) -> tuple[PciAddress, ...]:
+    """The members of an IOMMU group, by its directory, without bridges and `but` some.
+
+    Raises:
+        HardwareError: a member has no PCI address.
+        OSError: the group cannot be listed.
+    """
     found = []
-    for name in sorted(kernel.listdir(f"{GROUPS}/{function.group}/devices")):
+    for path in children(kernel, f"{group}/devices", r".+"):
+        name = os.path.basename(path)
         try:
             member = PciAddress.parse(name)
         except ValueError:
             raise HardwareError(
-                f"IOMMU group {function.group} has a member {quote(name)}, no PCI function"
+                f"IOMMU group {os.path.basename(group)} has a member {quote(name)}, no PCI function"
             ) from None
-        if member not in slot and not (optional(kernel, f"{PCI}/{name}/class") or "").startswith(
-            _BRIDGE
-        ):
+        if member in but:
+            continue
+        if not (optional(kernel, f"{PCI}/{name}/class") or "").startswith(_BRIDGE):
             found.append(member)
     return tuple(found)
 
@@ -124,10 +140,7 @@ def driver(kernel: Kernel, address: PciAddress) -> str | None:
     Raises:
         OSError: it cannot be read.
     """
-    try:
-        return os.path.basename(kernel.realpath(f"{PCI}/{address}/driver"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return driver_of(kernel, f"{PCI}/{address}")
 
 
 def is_there(kernel: Kernel, function: Function) -> bool:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from fpga_plugin.errors import HardwareError, PortInUseError, SlotUnusableError
 from fpga_plugin.hardware.kernel import Handle, Kernel
 from fpga_plugin.hardware.vfio import defs
-from fpga_plugin.hardware.vfio.function import GROUPS, Function, driver
+from fpga_plugin.hardware.vfio.function import CLASS, GROUPS, Function, driver
 from fpga_plugin.ids import AfuId, PciAddress, parse_afu_id
 
 
@@ -75,8 +75,19 @@ class Groups:
                     f" tool on the node; `fuser -v {function.node}` on the node names it",
                 ) from error
             raise SlotUnusableError(
-                f"{what} cannot be opened ({error.strerror})", hint="see the kernel's log"
+                f"{what} cannot be opened ({error.strerror})", hint=self._hint(function)
             ) from error
+
+    def _hint(self, function: Function) -> str:
+        """Why a group has no node although vfio-pci has its function: a kernel from 6.6 on."""
+        with suppress(OSError):
+            exists = self._kernel.exists
+            if exists(f"{function.sysfs}/vfio-dev") and not exists(CLASS):
+                return (
+                    "the node's kernel was built without CONFIG_VFIO_GROUP, which OPAE and this"
+                    " plugin need: take one that has it"
+                )
+        return "see the kernel's log"
 
     def _check_viable(self, function: Function) -> None:
         status = defs.GROUP_STATUS.pack(defs.GROUP_STATUS.size, 0)

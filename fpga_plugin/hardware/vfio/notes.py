@@ -1,8 +1,9 @@
 """What has to be known of a slot and no register tells, in `<state dir>/slots/<region id>`.
 
 Which functions the plugin bound, written before it binds one; what was read in the slot last, since
-reading it again means to hold it; and that a PR of it failed, after which the port stays in reset.
-A note is about one life of the card: it names the boot, and the instances of port and functions.
+reading it again means to hold it; and that a PR of it failed, after which the port stays in reset
+(of a virtual function's port that is the one thing noted). A note is about one life of the card: it
+names the boot, and the instances of port and functions.
 """
 
 import json
@@ -157,6 +158,33 @@ class Notes:
                 ) from error
         self._notes[region] = note
         self._unwritten.discard(region)
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonMark:
+    """That a region was left in reset, for one whose port does not show it.
+
+    Attributes:
+        notes: where that is written.
+        region: whose.
+        life: of the driver that counts it.
+    """
+
+    notes: Notes
+    region: RegionId
+    life: int
+
+    def set(self) -> None:
+        """It may have been left in reset.
+
+        Raises:
+            HardwareError: this cannot be written down; until the process ends it is known.
+        """
+        self.notes.failed(self.region, self.life)
+
+    def stands(self) -> bool:
+        """Whether it was, in this life."""
+        return self.notes.of(self.region, self.life).failed
 
 
 def _plain(note: Note, boot_id: str) -> dict[str, Any]:
