@@ -16,13 +16,13 @@ from fpga_plugin.ids import (
     RegionId,
     Resource,
     ResourceKind,
-    ResourceName,
     device_order,
     device_variable,
     kind_of,
     parse_device_id,
     region_id,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
@@ -30,7 +30,7 @@ NOT_READ = "kubelet's records were not read since it was found"
 """Why it is not known who has a card."""
 
 LEAVE_DRA = (
-    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the claim's pods are gone"
+    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the allocation's pods are gone"
     " (docs/dra.md)"
 )
 """For a device that a ResourceClaim has, where the device plugin API serves."""

@@ -37,8 +37,9 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -87,8 +88,8 @@ class CardOperations:
 
     def owner(self, region: RegionId) -> Mapping[str, PodUid]:
         """Whose region it is, as far as it is known: a value of a log line."""
-        claim = self.ledger.region_claim(region)
-        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+        allocation = self.ledger.region_allocation(region)
+        return {} if allocation is None or allocation.pod is None else {"pod": allocation.pod}
 
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
@@ -382,7 +383,7 @@ class CardOperations:
         for report in others:
             report.steps.append(first.steps[-1])
         if self.ledger.others_clean(card, reports):
-            self.ledger.work.set_debt(card.id, open_=False)
+            self.ledger.work.set_memory_clear_pending(card.id, open_=False)
 
     def report(self, report: Report) -> None:
         """Log what was done to a region, and tell the observer."""
@@ -445,7 +446,7 @@ class Work:
         self.check()
         operations.ledger.work.working([region.id for region in regions])
         if self.card.clears_memory:
-            operations.ledger.work.set_debt(self.card.id, open_=True)
+            operations.ledger.work.set_memory_clear_pending(self.card.id, open_=True)
         for region in regions:
             self.check()
             port, report, keep = (

@@ -20,13 +20,8 @@ from fpga_plugin.demo.node import RESOURCE_PREFIX, Node
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import (
-    AfuId,
-    InterfaceId,
-    Resource,
-    ResourceKind,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 
 ARRIVAL: Final = 2.0
 """Seconds between two pods."""

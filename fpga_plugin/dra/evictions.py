@@ -13,9 +13,10 @@ from typing import Final
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
-from fpga_plugin.dra.wanted import cannot_start
+from fpga_plugin.dra.desired import cannot_start
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 PATIENCE: Final = 30.0
 """Seconds for which an eviction may take; kubelet asks again after 60 to 90."""

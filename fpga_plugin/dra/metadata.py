@@ -19,14 +19,15 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.attributes import PCI_BUS_ID, as_json, attributes
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import ClaimUid, DeviceId, Resource, functions_variable, parse_claim_uid
+from fpga_plugin.ids import DeviceId, Resource, functions_variable
+from fpga_plugin.kubernetes.names import ClaimUid, parse_claim_uid
 
 VERSIONS: Final = ("v1beta1", "v1alpha1")
 """Kubernetes 1.37 reads both, 1.36 and KubeVirt 1.8 the latter."""
@@ -59,12 +60,12 @@ class MetadataFiles:
         self._node = node
 
     def write(
-        self, holder: Holder, claims: Collection[Claim], cards: Mapping[DeviceId, Card]
+        self, owner: ClaimOwner, claims: Collection[Allocation], cards: Mapping[DeviceId, Card]
     ) -> dict[str, Mount]:
         """Make or replace a claim's files; where each request's containers find theirs.
 
         Args:
-            holder: the claim.
+            owner: the claim.
             claims: what it has.
             cards: of its devices.
 
@@ -73,18 +74,18 @@ class MetadataFiles:
         """
         mounts = {}
         try:
-            for request, devices in _of_requests(holder).items():
-                if (seen := _container_path(holder, request)) is None:
+            for request, devices in _of_requests(owner).items():
+                if (seen := _container_path(owner, request)) is None:
                     continue
-                path = os.path.join(self._directory, f"{holder.uid}_{request}.json")
-                told = [self._device(holder, one, cards[one.device]) for one in claims
+                path = os.path.join(self._directory, f"{owner.uid}_{request}.json")
+                told = [self._device(owner, one, cards[one.device]) for one in claims
                         if one.device in devices]  # fmt: skip
                 os.makedirs(self._directory, 0o755, exist_ok=True)
-                replace_file(path, _stream(holder, request, told), mode=0o644)
+                replace_file(path, _stream(owner, request, told), mode=0o644)
                 mounts[request] = Mount(path, seen)
         except OSError as error:
             raise MetadataError(
-                f"metadata of claim {holder.full_name} cannot be written to {self._directory}:"
+                f"metadata of claim {owner.full_name} cannot be written to {self._directory}:"
                 f" {error.strerror}",
                 hint="mount the driver's directory of kubelet's root there, and look at its disk",
             ) from error
@@ -105,7 +106,7 @@ class MetadataFiles:
                 if match and unwanted(match["uid"]):
                     os.unlink(os.path.join(self._directory, name))
 
-    def _device(self, holder: Holder, claim: Claim, card: Card) -> dict[str, Any]:
+    def _device(self, owner: ClaimOwner, claim: Allocation, card: Card) -> dict[str, Any]:
         kind = Resource.parse(claim.resource).kind
         told = attributes(card.id, kind, card.interface_id, card)
         del told[PCI_BUS_ID]
@@ -118,48 +119,48 @@ class MetadataFiles:
         if len(functions) == 1:
             told[PCI_BUS_ID] = functions[0]
         return {
-            "driver": holder.driver,
+            "driver": owner.driver,
             "pool": self._node,
             "name": device_name(claim.device),
             "attributes": {name: as_json(value) for name, value in told.items()},
         }
 
 
-def _of_requests(holder: Holder) -> dict[str, set[DeviceId]]:
+def _of_requests(owner: ClaimOwner) -> dict[str, set[DeviceId]]:
     found: dict[str, set[DeviceId]] = {}
-    for device, requests in holder.requests.items():
+    for device, requests in owner.requests.items():
         for request in requests:
             found.setdefault(request, set()).add(device)
     return found
 
 
-def _container_path(holder: Holder, request: str) -> str | None:
+def _container_path(owner: ClaimOwner, request: str) -> str | None:
     """Where a container finds the file; None: a name of it can be no part of a path.
 
     A container whose claim was made for its pod by a template knows what its pod calls the claim,
     and not what the claim is called.
     """
-    parse_claim_uid(holder.uid)
-    made_for_pod = bool(holder.pod_claim)
-    claim = holder.pod_claim or holder.name
-    if not all(map(_PART.fullmatch, (claim, request, holder.driver))):
+    parse_claim_uid(owner.uid)
+    made_for_pod = bool(owner.pod_claim)
+    claim = owner.pod_claim or owner.name
+    if not all(map(_PART.fullmatch, (claim, request, owner.driver))):
         return None
     directory = "resourceclaimtemplates" if made_for_pod else "resourceclaims"
-    return f"{_CONTAINER_DIRECTORY}/{directory}/{claim}/{request}/{holder.driver}-metadata.json"
+    return f"{_CONTAINER_DIRECTORY}/{directory}/{claim}/{request}/{owner.driver}-metadata.json"
 
 
-def _stream(holder: Holder, request: str, devices: list[dict[str, Any]]) -> Iterator[bytes]:
+def _stream(owner: ClaimOwner, request: str, devices: list[dict[str, Any]]) -> Iterator[bytes]:
     content: dict[str, Any] = {
         "kind": "DeviceMetadata",
         "metadata": {
-            "name": holder.name,
-            "namespace": holder.namespace,
-            "uid": holder.uid,
+            "name": owner.name,
+            "namespace": owner.namespace,
+            "uid": owner.uid,
             "generation": 1,
         },
-        "requests": [{"name": holder.subrequests.get(request, request), "devices": devices}],
+        "requests": [{"name": owner.subrequests.get(request, request), "devices": devices}],
     }
-    if holder.pod_claim:
-        content["podClaimName"] = holder.pod_claim
+    if owner.pod_claim:
+        content["podClaimName"] = owner.pod_claim
     for version in VERSIONS:
         yield _ENCODER.encode({"apiVersion": f"{_GROUP}/{version}", **content}) + b"\n"

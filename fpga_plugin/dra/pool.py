@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from fpga_plugin.dra.attributes import as_json
-from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice
+from fpga_plugin.dra.desired import CounterSet, Device, Form, Slice
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata
 
 API_VERSION: Final = "resource.k8s.io/v1"

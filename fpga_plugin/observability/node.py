@@ -23,13 +23,14 @@ from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
-from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import AfuId, Alias, InterfaceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
     CheckpointEntry,
     read_checkpoint,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.observability.schema import FunctionView
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy, Settings
 
@@ -132,7 +133,9 @@ def look(settings: Settings) -> Node:
                 card=card,
                 left_alone=left_alone[card.id],
                 alias=called.get(card.interface_id),
-                memory=memory_state(card, debt=journal is not None and card.id in journal.debts),
+                memory=memory_state(
+                    card, debt=journal is not None and card.id in journal.memory_clear_pending
+                ),
                 exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
                 without_blank="its regions would only be reset, and given out (best-effort)"

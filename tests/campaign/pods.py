@@ -41,7 +41,7 @@ from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 XRT_PREFIX = "fpga.amd.com"
 ALVEO_REGIONS, ALVEO_CARDS = f"{XRT_PREFIX}/region-{ALVEO}", f"{XRT_PREFIX}/fpga-{ALVEO}"

@@ -117,7 +117,7 @@ def test_a_class_pins_the_bitstream_of_pods_that_say_nothing(
         node.cluster.call("DELETE", f"{path}/pinned")
 
 
-def test_a_pod_of_the_first_door_runs_unchanged(make_node: Callable[..., Node]) -> None:
+def test_a_pod_of_the_device_plugin_runs_unchanged(make_node: Callable[..., Node]) -> None:
     """By limits and FPGA_* variables, as `tests/kubelet` gives it to the device plugin."""
     node = make_node("1x2")
     command = (

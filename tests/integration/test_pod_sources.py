@@ -43,11 +43,12 @@ from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.deviceplugin import next_container
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.apiserver.pods import ApiServer
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import PodSourceError
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")

@@ -14,7 +14,7 @@ from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_st
 from fpga_plugin.demo.double import EXTENDED
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.deviceplugin.allocatable import QUIET
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD_RESOURCE = ResourceName(CARDS)
 INTERVAL = 0.02
@@ -158,7 +158,7 @@ def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing
     on_stock_kubelet(story)
 
 
-def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_a_claim():
+def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_an_allocation():
     async def story(node, double, server):
         pod = await running(double, server)
         double.write_checkpoint = partial(write_half_a_checkpoint, node)

@@ -24,7 +24,7 @@ BY_LIMITS = replace(BY_CLAIM, pod=(PodName("n", "p"), POD))
 def failed() -> Ledger:
     """A claim's region that failed while it was prepared."""
     ledger, _ = make_ledger(CARD)
-    ledger.resource_claims.take(holder(A, P0), [POD])
+    ledger.dra.take(holder(A, P0), [POD])
     ledger.work.working([RegionId(P0)])
     ledger.work.faulted(RegionId(P0), "PR failed")
     return ledger
@@ -56,14 +56,14 @@ def test_a_pod_that_is_still_asked_for_was_not_evicted(
 
 def test_nobody_is_to_be_evicted_whose_device_is_well_or_was_started() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.resource_claims.take(holder(A, P0), [POD])
+    ledger.dra.take(holder(A, P0), [POD])
     waits = Evictions(ledger, clock := Clock())
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
     clock.now = 100
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
     ledger.work.working([RegionId(P0)])
     ledger.work.programmed(RegionId(P0), AFU)
-    ledger.resource_claims.prepared(A, {})
+    ledger.dra.prepared(A, {})
     ledger.work.faulted(RegionId(P0), "thermal: too hot")
     clock.now = 200
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""

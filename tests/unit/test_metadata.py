@@ -13,12 +13,13 @@ from doubles.cards import INTERFACE, PREFIX, device, make_card
 from ledger_support import make_ledger
 from test_holders import POD, A, B, holder
 
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.metadata import MetadataError, MetadataFiles
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, DeviceId, functions_variable
+from fpga_plugin.ids import DeviceId, functions_variable
+from fpga_plugin.kubernetes.names import ClaimUid
 
 IN_CONTAINER = "/var/run/kubernetes.io/dra-device-attributes"
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
@@ -34,10 +35,10 @@ def slot(*functions: str) -> Card:
 
 def taken(
     card: Card, *devices: DeviceId, **of_claim: Any
-) -> tuple[Holder, tuple[Claim, ...], dict[DeviceId, Card]]:
+) -> tuple[ClaimOwner, tuple[Allocation, ...], dict[DeviceId, Card]]:
     ledger, _ = make_ledger(card)
-    claims = ledger.resource_claims.take(replace(holder(A, *devices), **of_claim), [POD])
-    return ledger.holders[A], claims, dict.fromkeys(devices, card)
+    claims = ledger.dra.take(replace(holder(A, *devices), **of_claim), [POD])
+    return ledger.claim_owners[A], claims, dict.fromkeys(devices, card)
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:

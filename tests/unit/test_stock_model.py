@@ -25,7 +25,7 @@ from fpga_plugin.allocation.requests.directory import KnownPod
 from fpga_plugin.allocation.requests.environment import ContainerRequests
 from fpga_plugin.allocation.requests.parse import parse_requests
 from fpga_plugin.deviceplugin import reconcile
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet import checkpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry, Stamp
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -35,7 +35,7 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
     PodResourcesClient,
     PodResourcesError,
 )
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 TRACES = sorted((ROOT / "docs/model/traces/stock").glob("*.txt"))
 
@@ -204,10 +204,10 @@ class StockReplay(Replay):
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for number in tuple(self.calls):
             self.cancel(number)
-        self.epoch += 1
+        self.instance += 1
         self.records.life += 1
         self.may_end = frozenset()
-        self.tell_epoch()
+        self.report_instance()
         self.answer()  # whose claims these are, and what was asked of the former kubelet
 
     def step_readmitted(self, _x: int, _y: int) -> None:

@@ -28,7 +28,7 @@ import structlog
 from fpga_plugin.allocation.requests.identity import Identity, identify
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
@@ -37,7 +37,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
     read_stamp,
 )
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 if TYPE_CHECKING:
     from fpga_plugin.allocation.requests.environment import ContainerRequests
@@ -170,7 +170,7 @@ class PodDirectory:
         Args:
             identity: who asks.
             devices: of the call.
-            same: raises when the devices' claims are no longer those of the call.
+            same: raises when the devices' allocations are no longer those of the call.
 
         Raises:
             NoSourceError: nothing tells it.

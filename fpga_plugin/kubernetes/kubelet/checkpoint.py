@@ -22,8 +22,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import PodUid, ResourceName
-from fpga_plugin.kubernetes.names import is_ours, parse_name, parse_pod_uid, parse_resource
+from fpga_plugin.kubernetes.names import (
+    PodUid,
+    ResourceName,
+    is_ours,
+    parse_name,
+    parse_pod_uid,
+    parse_resource,
+)
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 """In kubelet's device plugin directory."""
