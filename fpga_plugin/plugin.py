@@ -110,7 +110,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
-        claims=settings.mode is Mode.DRA,
+        dra=settings.mode is Mode.DRA,
         resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
@@ -119,7 +119,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
 def _lost_resource_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last, dra = journal.marker.last, Mode.DRA
-    # With DRA, too: this life may end before it reads kubelet's record of them.
+    # With DRA, too: the plugin may end before it reads kubelet's record of them.
     served = settings.mode is dra or (last is not None and (last.claims or last.api == dra.value))
     if not journal.doubt or not served:
         return ""
@@ -183,11 +183,11 @@ def check_link(settings: Settings) -> None:
 
     Raises:
         SettingsError: a path would be too long (kubelet.sock's own neighbours are dialled by
-            names), or a setting that the door needs is missing.
-        FpgaPluginError: a directory of the door cannot be made.
+            names), or a setting that DRA needs is missing.
+        FpgaPluginError: a directory that DRA writes into cannot be made.
     """
     if settings.mode is Mode.DRA:
-        from fpga_plugin.dra.driver import (  # the other door needs none of it
+        from fpga_plugin.dra.driver import (  # only where DRA serves
             check,
             make_directories,
         )
@@ -239,12 +239,12 @@ class DevicePlugin:
     """What serves kubelet by the device plugin API; with DRA there is none.
 
     Attributes:
-        claims: kubelet's calls.
+        calls: kubelet's calls.
         owners: find out whose claims these are.
         reconciler: what a stock kubelet does not say.
     """
 
-    claims: DevicePluginService
+    calls: DevicePluginService
     owners: Owners
     reconciler: Reconciler
 
@@ -260,7 +260,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    claims = DevicePluginService(
+    calls = DevicePluginService(
         ledger=ledger,
         owners=owners,
         lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
@@ -280,7 +280,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         ),
         pods_socket=settings.pods_socket,
     )
-    return DevicePlugin(claims, owners, reconciler)
+    return DevicePlugin(calls, owners, reconciler)
 
 
 class Plugin:
@@ -352,11 +352,11 @@ class Plugin:
         self.dra: DraDriver | None = None
         self.pool: PoolCheck | None = None
         if settings.mode is Mode.DRA:
-            # The other door needs none of it.
-            from fpga_plugin.dra import poolcheck
+            # Only where DRA serves: the device plugin API needs none of it.
+            from fpga_plugin.dra import driver, poolcheck
             from fpga_plugin.dra.pool import Pool
 
-            self.dra = door.DraDriver(
+            self.dra = driver.DraDriver(
                 settings,
                 operations,
                 preparer,
@@ -410,7 +410,7 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
-        if self.debugging is None:  # kept by an earlier life with other settings
+        if self.debugging is None:  # held by an earlier run with other settings
             self.ledger.work.end_debug(tuple(self.ledger.debug_holds))
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
@@ -436,14 +436,14 @@ class Plugin:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
         api = self.device_plugin
-        of_door = {} if api is None else {**self._of_device_plugin(api)}
-        of_door |= {} if self.dra is None else self.dra.work()
+        of_api = {} if api is None else {**self._of_device_plugin(api)}
+        of_api |= {} if self.dra is None else self.dra.work()
         if self.debugging is not None:
-            of_door = {**of_door, "debugging": self.debugging.run()}
+            of_api = {**of_api, "debugging": self.debugging.run()}
         if self.pool is not None:
-            of_door = {**of_door, "pool": self.pool.run()}
+            of_api = {**of_api, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
-        return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
+        return {**of_api, **names, "store": self._index.run(), "health": self.inventory.run()}
 
     @property
     def records_problem(self) -> str:
@@ -480,7 +480,7 @@ class Plugin:
         if self.dra is not None:
             await self.dra.close()
         if self.device_plugin is not None:
-            await self.device_plugin.claims.close()
+            await self.device_plugin.calls.close()
         if self.node.pods.podresources is not None:
             self.node.pods.podresources.close()
         await self.queue.close()

@@ -33,15 +33,15 @@ class Begun:
     """How a region was when work on it began, to tell what came between.
 
     Attributes:
-        generation: of the allocation that covered it; 0 without one.
+        number: of the allocation that covered it; 0 without one.
         left: tenancies that were over by kubelet's word.
     """
 
-    generation: int
+    number: int
     left: frozenset[TenancyKey]
 
 
-class Work:
+class WorkSteps:
     """The ledger's steps on the side of scrubbing and programming."""
 
     def __init__(self, state: State, naming: Naming) -> None:

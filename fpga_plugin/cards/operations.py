@@ -50,7 +50,7 @@ class CardOperations:
     Attributes:
         observer: is told of each scrub and preparation.
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
-        lives: about which life of its card the work on each region is.
+        returns: how often its card had come back when the work on each region began.
         clocks: what became of the clock of the image that is on a region.
         doubted: regions whose last work failed although the card's signals are well.
     """
@@ -63,7 +63,7 @@ class CardOperations:
     observer: ReportObserver
     debugged: set[RegionId] = field(default_factory=set, init=False)
     clocks: dict[RegionId, ClockPlan] = field(default_factory=dict, init=False)
-    lives: dict[RegionId, int] = field(default_factory=dict, init=False)
+    returns: dict[RegionId, int] = field(default_factory=dict, init=False)
     doubted: set[RegionId] = field(default_factory=set, init=False)
 
     async def living(self, tenancies: Iterable[Tenancy]) -> Tenancy | None:
@@ -170,9 +170,9 @@ class CardOperations:
     def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
         """Work on these regions is about the card that is there now, and no later one."""
         for region in regions:
-            if self.lives.get(region) != (life := self.ledger.lives[card.id]):
+            if self.returns.get(region) != (returns := self.ledger.returns[card.id]):
                 self.doubted.discard(region)
-            self.lives[region] = life
+            self.returns[region] = returns
 
     async def step(
         self,
@@ -236,7 +236,7 @@ class CardOperations:
 
     def _went(self, card: Card, region: RegionId) -> bool:
         """Whether the card went since `begin`, if only to come back."""
-        return self.lives[region] != self.ledger.lives[card.id]
+        return self.returns[region] != self.ledger.returns[card.id]
 
     def _check_still_there(self, card: Card, region: RegionId) -> None:
         if self._went(card, region):

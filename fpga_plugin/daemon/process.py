@@ -143,7 +143,7 @@ class Daemon:
                 claims=bool(
                     journal.doubt
                     or journal.snapshot.claim_owners
-                    or Fact.CLAIMS in journal.snapshot.facts
+                    or Fact.RESOURCE_CLAIMS in journal.snapshot.facts
                 ),
                 cdi_dirs={
                     os.path.dirname(one.file)

@@ -33,7 +33,7 @@ from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError
+from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
@@ -82,7 +82,7 @@ class ClaimReconciler:
         *,
         root: str,
         driver: str,
-        claims: Claims | None = None,
+        claims: ClaimReader | None = None,
         leftovers: DevicePluginLeftovers | None = None,
     ) -> None:
         self._operations = operations

@@ -60,7 +60,7 @@ class DraServicer:
         self, lifecycle: ClaimLifecycle, ledger: Ledger, pool: str, recorder: EventRecorder
     ) -> None:
         self._recorder = recorder
-        self._lifecycle = life
+        self._lifecycle = lifecycle
         self._ledger = ledger
         self._pool = pool
         self._since: dict[tuple[DeviceId, bool], int] = {}

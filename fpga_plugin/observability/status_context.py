@@ -60,7 +60,7 @@ class StatusContext:
         refusals: the last of each pod.
         catalogue: what the store has.
         warnings: the last of each pod that was served.
-        past: what happened, as the journal tells.
+        history: what happened, as the journal says.
         history_writer: writes that down; None while the plugin starts.
         phase: how far the start has come, until `plugin` is there.
         plugin: None while it starts.
@@ -74,7 +74,7 @@ class StatusContext:
     refusals: Refusals = field(default_factory=Refusals, init=False)
     catalogue: Catalogue = field(default_factory=Catalogue, init=False)
     warnings: Refusals = field(default_factory=Refusals, init=False)
-    past: HistoryReader = field(init=False)
+    history: HistoryReader = field(init=False)
     history_writer: HistoryWriter | None = field(default=None, init=False)
     phase: str = field(default="starting", init=False)
     plugin: "Plugin | None" = field(default=None, init=False)

@@ -167,7 +167,7 @@ class ClaimSide(Side):
             self.ready()
             and bool(self.node.plugin.logged("kubelet's record of claims read"))
             and self.mine() <= self.offered()
-            and there <= self.journal().holders.keys()
+            and there <= self.journal().claim_owners.keys()
         )
 
     def all_free(self) -> bool:
@@ -480,7 +480,7 @@ class ClaimSide(Side):
             return True
         if not self.asked(tenant):
             return False
-        stood = f"{uid} (journal: {self.journal().holders.get(uid)})"
+        stood = f"{uid} (journal: {self.journal().claim_owners.get(uid)})"
         self.node.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:

@@ -140,6 +140,24 @@ def _exchanged(state: Path, rng: random.Random) -> None:
     between.rmdir()
 
 
+_KINDS_3 = {
+    "facts": "epochs",
+    "allocations": "claims",
+    "memory_clear_pending": "debts",
+    "pending_poststops": "strays",
+    "claim_owners": "holders",
+    "debug_holds": "debugs",
+    "alias_bindings": "meanings",
+}
+_FIELDS_3 = {
+    "prestart_seen": "touched",
+    "missed_prestart": "exposed",
+    "instance": "epoch",
+    "number": "generation",
+}
+"""Names of schema 3: of kinds of rows, and of the fields of an allocation."""
+
+
 def _schema_3(state: Path, rng: random.Random) -> None:
     """As the releases until eea44c1 wrote it: who may use a region stood in three kinds of rows."""
     del rng
@@ -149,9 +167,14 @@ def _schema_3(state: Path, rng: random.Random) -> None:
         db,
     ):
         rows = db.execute("SELECT kind, key, value FROM journal").fetchall()
-        kinds = {"regions", "holders", "tenancies", "loans"}
+        rows = [(_KINDS_3.get(kind, kind), key, value) for kind, key, value in rows]
+        kinds = {"claims", "regions", "holders", "tenancies", "loans"}
         kept = [row for row in rows if row[0] not in kinds]
         values = {(kind, key): json.loads(value) for kind, key, value in rows if kind in kinds}
+        for (kind, _), row in values.items():
+            if kind == "claims":
+                for now, then in _FIELDS_3.items():
+                    row[then] = row.pop(now)
         holders = [row for (kind, _), row in values.items() if kind == "holders"]
         for row in holders:
             row["pods"] = []

@@ -259,7 +259,7 @@ class Node(first_door.Node):
         """Claims that the plugin has in its journal, from before it begins to program for them."""
         path = f"file:{self.settings['FPGA_PLUGIN_STATE_DIR']}/journal.sqlite3?mode=ro"
         with contextlib.closing(sqlite3.connect(path, uri=True)) as journal:
-            rows = journal.execute("SELECT key FROM journal WHERE kind = 'holders'")
+            rows = journal.execute("SELECT key FROM journal WHERE kind = 'claim_owners'")
             return [key for (key,) in rows]
 
     def phase(self, pod: Pod) -> str:

@@ -539,7 +539,7 @@ def users(node: DraNode) -> str:
 def journal(node: DraNode, claim: Claim) -> str:
     with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
         rows = db.execute(
-            "SELECT value FROM journal WHERE kind = 'holders' AND key = ?", (claim.uid,)
+            "SELECT value FROM journal WHERE kind = 'claim_owners' AND key = ?", (claim.uid,)
         )
         return "".join(value for (value,) in rows)
 

@@ -613,13 +613,13 @@ class Plugin:
         self.actions, self.operations = plugin.actions, plugin.operations
         self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
-            self.claims, self.lives, self.owners = api.calls, api.reconciler, api.owners
+            self.calls, self.reconciler, self.owners = api.calls, api.reconciler, api.owners
             self.lists = api.calls._lists
 
-    def kubelet_begins(self, life: str) -> None:
-        """A life of kubelet was found."""
-        lives = self.lives if self.dra is None else self.ledger.allocations
-        self.call(lambda: lives.kubelet_found(life))
+    def kubelet_begins(self, instance: str) -> None:
+        """A kubelet instance was found."""
+        steps = self.reconciler if self.dra is None else self.ledger.device_plugin
+        self.call(lambda: steps.kubelet_found(instance))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

@@ -114,8 +114,8 @@ def test_lives_in_which_all_is_well(scene):
     scene.checker.unharmed()
     scene.checker.died()
     idle = scene.journal(
-        ("claims", P0, {"started": True}),
-        ("claims", P1, {"started": True}),
+        ("allocations", P0, {"started": True}),
+        ("allocations", P1, {"started": True}),
         ("regions", P0, record("PROGRAMMED", OTHER)),
         ("regions", P1, record("PROGRAMMED", IMAGE)),
     )
@@ -210,7 +210,7 @@ def journalled_clean_and_dirty(scene):
 
 def journalled_as_another_image(scene):
     scene.runs()
-    rows = ("claims", P0, {"started": True}), ("regions", P0, record("PROGRAMMED", OTHER))
+    rows = ("allocations", P0, {"started": True}), ("regions", P0, record("PROGRAMMED", OTHER))
     scene.journal(*rows)
 
 
@@ -220,11 +220,11 @@ def claim_not_journalled(scene):
 
 
 def claimed_twice(scene):
-    scene.journal(("claims", CARD, {}), ("claims", P1, {}))
+    scene.journal(("allocations", CARD, {}), ("allocations", P1, {}))
 
 
 def a_row_that_grew(scene):
-    scene.journal(("holders", "a", {"pods": ["b" * 36] * 1000}))
+    scene.journal(("claim_owners", "a", {"pods": ["b" * 36] * 1000}))
 
 
 def programmed_by_a_restart(scene):
@@ -393,7 +393,7 @@ def test_a_row_of_schema_3_has_a_claims_pods_and_a_regions_former_ones(tmp_path)
     write_journal(
         tmp_path,
         ("regions", P0, record("DIRTY")),
-        ("holders", "c", {"devices": [P1]}),
+        ("claim_owners", "c", {"devices": [P1]}),
         tenancy(P0, 1, "a", left=True),
         tenancy(P1, 2, "b"),
     )
@@ -407,7 +407,7 @@ def test_a_row_of_schema_3_has_a_claims_pods_and_a_regions_former_ones(tmp_path)
     loan = json.dumps({"pod": "a", "region": P0, "node": "/dev/n"})
     assert found == {
         ("regions", P0): record("DIRTY") | {"former": ["a"]},
-        ("holders", "c"): {"devices": [P1], "pods": ["b"]},
+        ("claim_owners", "c"): {"devices": [P1], "pods": ["b"]},
         ("loans", loan): True,
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doubles.cards import AFU, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, reopened
-from test_holders import POD, A, B, owner, prepare
+from test_dra_steps import POD, A, B, owner, prepare
 
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger

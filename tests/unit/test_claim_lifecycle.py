@@ -931,7 +931,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
     """The store is read in between: a rule for one kind of card must not be asked of another."""
     card = scene.ledger.cards[card_of(scene.regions[0])]
     other = replace(card, interface_id=OTHER_INTERFACE)
-    wishes, asked = scene.lifecycle._wishes.of, []
+    wishes, asked = scene.lifecycle._claim_targets.of, []
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
@@ -940,7 +940,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
             scene.ledger.hardware.card_found(other, {}, BLANK)
         return found
 
-    monkeypatch.setattr(scene.lifecycle._wishes, "of", meanwhile)
+    monkeypatch.setattr(scene.lifecycle._claim_targets, "of", meanwhile)
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -954,7 +954,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
 def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wishes = scene.lifecycle._wishes.of
+    wishes = scene.lifecycle._claim_targets.of
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
@@ -962,7 +962,7 @@ def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
         scene.ledger.resources.clear()
         return found
 
-    monkeypatch.setattr(scene.lifecycle._wishes, "of", meanwhile)
+    monkeypatch.setattr(scene.lifecycle._claim_targets, "of", meanwhile)
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -1216,7 +1216,7 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
     async def blank(_: ResourceClaim) -> dict[RegionId, None]:
         return {region: None}
 
-    scene.lifecycle._wishes.of = blank  # type: ignore[assignment,method-assign]
+    scene.lifecycle._claim_targets.of = blank  # type: ignore[assignment,method-assign]
     (answer,) = scene.prepared()
     assert answer.requests == ("a", "b")
     assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-3"}

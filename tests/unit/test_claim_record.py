@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import OTHER, A, B, ClaimScene, ref
+from test_claim_lifecycle import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.records import Condition

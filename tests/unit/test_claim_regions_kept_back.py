@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import A, B, ClaimScene
+from test_claim_lifecycle import A, B, ClaimScene
 
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.dra.cdi import CdiError

@@ -8,7 +8,7 @@ from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
-from test_holders import POD, owner
+from test_dra_steps import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.dra.desired import DesiredDevices, Effect, Form, Slice, Taint
@@ -28,7 +28,7 @@ OLD = Form(counters=False, taints=False)
 def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
     required = scrub_policy is ScrubPolicy.REQUIRED
     ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
-    ledger.obstacles._claims = True
+    ledger.obstacles._dra = True
     return DesiredDevices(ledger, advertise=advertise)
 
 

@@ -50,7 +50,7 @@ def test_nothing_that_gives_trust_is_believed_and_nothing_else_is_lost() -> None
             R2: RegionRecord(R2, Condition.PROGRAMMED, "", AFU),
             R3: RegionRecord(R3, Condition.DIRTY, "so"),
         },
-        owners={UID: replace(owner(UID, device(OTHER)), boot="boot")},
+        claim_owners={UID: replace(owner(UID, device(OTHER)), boot="boot")},
         images={TenantImage(R0, AFU): True},
         drained={CARD.id: True},
         memory_clear_pending={CARD.id: True},
@@ -67,7 +67,7 @@ def test_nothing_that_gives_trust_is_believed_and_nothing_else_is_lost() -> None
         R2: RegionRecord(R2, Condition.DIRTY, reason),
         R3: told.regions[R3],
     }
-    assert found.holders == {UID: owner(UID, device(OTHER))}
+    assert found.claim_owners == {UID: owner(UID, device(OTHER))}
     unknown = {TenantImage(region, None) for region in (R0, R1, R2, R3)}
     assert found.images.keys() == {TenantImage(R0, AFU)} | unknown
     for kind in ("drained", "memory_clear_pending", "rebinding", "resources", "pending_poststops"):
@@ -119,7 +119,7 @@ def test_who_may_be_using_a_region_is_found_in_every_form_that_schema_3_had() ->
             shared: replace(allocation(shared, number=5), pod=None),
         },
         regions={R0: RegionRecord(R0, Condition.DIRTY)},
-        owners={UID: owner(UID, shared)},
+        claim_owners={UID: owner(UID, shared)},
     )
     loan = f'{{"pod":"{FORMER}","region":"{R0}","node":"/dev/old"}}'
     damage = f'{{"pod":"{FORMER}","region":"{CARD.id}","node":"/dev/old"}}'

@@ -176,7 +176,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     def run(story: Play, life: Life | None = None) -> None:
         async def main() -> None:
             ledger, _ = make_ledger(CARD)
-            ledger.obstacles._claims = True
+            ledger.obstacles._dra = True
             lives, heard = life or Life(), Heard()
             recorder = EventRecorder(
                 None,

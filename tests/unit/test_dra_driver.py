@@ -23,12 +23,12 @@ from doubles.plugin_manager import PluginManager
 from grpclib.client import Channel
 from grpclib.encoding.proto import ProtoCodec
 from ledger_support import make_ledger
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
-from fpga_plugin.dra import door as module
+from fpga_plugin.dra import driver as module
 from fpga_plugin.dra.driver import DraDriver, check, make_directories, socket_path
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.backoff import Backoff

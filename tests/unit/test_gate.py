@@ -73,7 +73,7 @@ def _ended(scene: Scene, pod) -> None:
 
 
 def _restarted(scene: Scene, _pod) -> None:
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_found("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
 
 
 def _hot(scene: Scene, pod) -> None:

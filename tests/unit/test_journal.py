@@ -713,8 +713,8 @@ def row(kind: str, key: str, value: str) -> str:
 GRANT = '{"nodes":["/dev/dfl-port.0"],"shared":[],"mounts":[],"env":{}}'
 GRANTS = f'{{"{P0}":{GRANT}}}'
 CLAIM = (
-    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"touched":false,'
-    '"exposed":false,"pod":null,"instance":"","prestarts":0,"poststops":0,"generation":0,"since":0.0}'
+    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"prestart_seen":false,'
+    '"missed_prestart":false,"pod":null,"instance":"","prestarts":0,"poststops":0,"number":0,"since":0.0}'
 )
 
 
@@ -1013,11 +1013,11 @@ EVERYTHING = Change(
             cgroups=(Cgroup("/t", "/t/p", 1, 2),),
         )
     },
-    owners={
+    claim_owners={
         UID: ClaimOwner(
             UID,
             "space",
-            "allocation",
+            "claim",
             (P0,),
             {P0: ("main",)},
             "fpga.intel.com",
@@ -1042,8 +1042,8 @@ FORM = f"""\
 allocations|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/a"],\
 "shared":["/dev/b"],"mounts":[{{"host_path":"/c","container_path":"/d","read_only":true}}],\
 "env":{{"E":"f"}}}}}},\
-"started":true,"touched":true,"exposed":true,"pod":"pod","instance":"b","prestarts":2,"poststops":1,\
-"generation":7,"since":1.5}}
+"started":true,"prestart_seen":true,"missed_prestart":true,"pod":"pod","instance":"b","prestarts":2,"poststops":1,\
+"number":7,"since":1.5}}
 commits||2
 memory_clear_pending|{CARD.id}|true
 debug_holds|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
@@ -1053,7 +1053,7 @@ facts|boot|"a"
 facts|environment|"c"
 facts|kubelet|"b"
 facts|lost|"d"
-owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"allocation","devices":["{P0}"],\
+claim_owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
 "requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
 "prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
 "debug":true}}}},"ended":true}}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_card
 from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy, trouble
-from test_holders import A, holder
+from test_dra_steps import A, owner
 
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
@@ -174,11 +174,11 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     [
         Change(images={TenantImage(R0, AFU): True}),
         tenancy(GONE, POD, "/dev/dfl-port.0"),
-        Change(claim_owners={A: holder(A, DeviceId(R0))}),
+        Change(claim_owners={A: owner(A, DeviceId(R0))}),
         Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
         Change(memory_clear_pending={CARD.id: True}),
     ],
-    ids=["image", "tenancy", "holder", "region", "debt"],
+    ids=["image", "tenancy", "claim owner", "region", "memory"],
 )
 def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) -> None:
     """A device whose node another pod has would stay Healthy."""
@@ -283,7 +283,7 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
 
 def test_an_allocation_that_ended_has_no_device() -> None:
     ledger, _ = make_ledger(CARD)
-    has = holder(A, DeviceId(R0))
+    has = owner(A, DeviceId(R0))
     ledger.commit(Change(claim_owners={A: has}))
     assert ledger.claim_owner_of(DeviceId(R0)) == has
     assert ledger.claim_owner_of(DeviceId(R1)) is None

@@ -9,7 +9,7 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
 from ledger_support import make_ledger, reopened
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.requests.directory import PodDirectory

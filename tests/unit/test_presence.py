@@ -41,13 +41,13 @@ def test_what_is_not_served_is_no_resource() -> None:
 def test_a_card_that_is_found_again_as_it_was_has_not_gone() -> None:
     """Work that began on it goes on, and what is known of it stays known."""
     ledger, _ = make_ledger(CARD)
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     assert ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK) == frozenset()
-    assert ledger.lives[CARD.id] == lives
+    assert ledger.returns[CARD.id] == lives
     assert condition(ledger) is Condition.BLANK
     other = replace(CARD, regions=(replace(CARD.regions[0], handle=7), *CARD.regions[1:]))
     assert ledger.hardware.card_found(other, {R0: BLANK, R1: BLANK}, BLANK) == {R0}
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert (condition(ledger), condition(ledger, R1)) == (Condition.DIRTY, Condition.BLANK)
 
 
@@ -57,13 +57,13 @@ def test_a_card_that_goes_is_told_and_one_that_is_not_there_cannot_go() -> None:
     ledger.subscribe(told.append)
     ledger.hardware.card_gone(make_card(7).id)
     assert told == []
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     ledger.hardware.card_gone(CARD.id)
     assert CARD.id in told
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert condition(ledger) is Condition.DIRTY
     ledger.hardware.card_gone(CARD.id)
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
 
 
 def test_of_a_card_that_goes_nothing_that_was_seen_is_believed_and_dirty_is_dirty() -> None:

@@ -280,7 +280,7 @@ def test_a_successor_does_not_start_on_what_its_predecessors_call_prepared(scene
 
 def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(scene: Scene):
     task = scene.prepare(scene.admit(scene.regions[0]), AFU)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_found("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
     scene.refused(task, NotFinishedError)
 
 
@@ -295,7 +295,7 @@ def test_another_kubelet_stops_the_work_for_the_one_before(begin, touches: int):
     task = scene.prestart(pod, AFU, OTHER_AFU)
     scene.until(lambda: len(scene.touched) >= touches)
     before = len(scene.touched)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_found("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
     scene.plugin.work()
     with pytest.raises(NotFinishedError):
         task.result()

@@ -32,7 +32,7 @@ class World(Scene):
         self.r0, self.r1 = self.regions
 
     def restart_kubelet(self, instance: str) -> None:
-        self.plugin.call(lambda: self.plugin.lives.kubelet_found(instance))
+        self.plugin.call(lambda: self.plugin.reconciler.kubelet_found(instance))
 
     def answer(self) -> None:
         self.plugin.call(self.plugin.queue.sync)
@@ -197,7 +197,7 @@ def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make, *, t
 
     def restart() -> None:
         world.on_touch = lambda: None
-        world.plugin.loop.call_soon(world.plugin.lives.kubelet_found, "life 2")
+        world.plugin.loop.call_soon(world.plugin.reconciler.kubelet_found, "life 2")
         if told:  # of what it began without PreStart meanwhile, its records say nothing
             world.plugin.loop.call_soon(world.plugin.queue.sync)
             world.plugin.loop.call_soon(setattr, world.plugin.queue, "_closing", True)  # no more

@@ -199,13 +199,13 @@ class Journal:
             if self.doubt:
                 snapshot = doubted(snapshot, self.doubt)
             self._rewrite(db, snapshot, identity, copy=bool(loaded.snapshot or loaded.left_out))
-        self.marker.begin(identity, self._commits, claims=self._allocations(snapshot))
+        self.marker.begin(identity, self._commits, claims=self._resource_claims(snapshot))
         return snapshot
 
-    def _allocations(self, snapshot: Change) -> bool:
+    def _resource_claims(self, snapshot: Change) -> bool:
         """Whether ResourceClaims may have devices; what a journal in doubt lost, the marker has."""
         lost = self.doubt and self.marker.last is not None and self.marker.last.claims
-        return bool(snapshot.claim_owners or snapshot.facts.get(Fact.CLAIMS) or lost)
+        return bool(snapshot.claim_owners or snapshot.facts.get(Fact.RESOURCE_CLAIMS) or lost)
 
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""
