@@ -48,7 +48,7 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.ids import RegionId
+from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.events.broadcaster import EventBroadcaster, EventSink
@@ -159,7 +159,7 @@ def open_node(
     if settings.podresources_socket is not None:
         podresources = PodResourcesClient(
             settings.podresources_socket,
-            settings.resource_prefix,
+            ours(settings.resource_prefix),
             idle_seconds=KEPT_LOOKS * settings.reconcile_interval,
         )
     return Node(

@@ -18,8 +18,9 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, Kind, Obstacles, Stops
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 
 class DevicePluginSteps:

@@ -24,7 +24,8 @@ from fpga_plugin.allocation.obstacles import Obstacles, Stops
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import Step
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 
 class DeviceOwnedError(NotFinishedError):

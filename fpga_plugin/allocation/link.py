@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Link(Protocol):

@@ -12,13 +12,8 @@ from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import (
-    CardId,
-    DeviceId,
-    ResourceKind,
-    ResourceName,
-    device_order,
-)
+from fpga_plugin.ids import CardId, DeviceId, ResourceKind, device_order
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise
 
 

@@ -16,13 +16,13 @@ from fpga_plugin.ids import (
     RegionId,
     Resource,
     ResourceKind,
-    ResourceName,
     device_order,
     device_variable,
     kind_of,
     parse_device_id,
     region_id,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
@@ -74,8 +74,8 @@ def interface_names(
 ) -> tuple[ResourceName, ResourceName]:
     """The resources of all cards of an interface id, by its alias where it has one."""
     return (
-        Resource(prefix, ResourceKind.REGION, interface_id, alias=alias).name,
-        Resource(prefix, ResourceKind.WHOLE, interface_id, alias=alias).name,
+        ResourceName(Resource(prefix, ResourceKind.REGION, interface_id, alias=alias).name),
+        ResourceName(Resource(prefix, ResourceKind.WHOLE, interface_id, alias=alias).name),
     )
 
 
@@ -86,7 +86,7 @@ def function_name(prefix: str, card: Card, afu_id: AfuId) -> ResourceName:
 
 @functools.lru_cache(maxsize=256)
 def _function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> ResourceName:
-    return Resource(prefix, ResourceKind.AF, interface_id, afu_id).name
+    return ResourceName(Resource(prefix, ResourceKind.AF, interface_id, afu_id).name)
 
 
 def is_function(resource: ResourceName) -> bool:

@@ -35,12 +35,12 @@ from fpga_plugin.ids import (
     InterfaceId,
     RegionId,
     Resource,
-    ResourceName,
     aliased_name,
     device_order,
     known_resource,
     parse_device_id,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Naming:

@@ -14,9 +14,9 @@ from grpclib.const import Status
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
-from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.events.broadcaster import Event, EventBroadcaster, Subject
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 
 if TYPE_CHECKING:
     from fpga_plugin.kubernetes.pod import Pod  # only where kubelet sends no environment

@@ -6,7 +6,8 @@ import structlog
 
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.queue import CardQueue
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 log = structlog.get_logger()
 

@@ -35,18 +35,8 @@ from fpga_plugin.allocation.tenancies import Tenancies
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region
-from fpga_plugin.ids import (
-    AfuId,
-    Alias,
-    CardId,
-    ClaimUid,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    ResourceName,
-    aliased_name,
-)
+from fpga_plugin.ids import AfuId, Alias, CardId, DeviceId, InterfaceId, RegionId, aliased_name
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

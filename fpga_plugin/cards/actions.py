@@ -20,7 +20,8 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.model import Card, PciFunction
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
+from fpga_plugin.ids import CardId, DeviceId, parse_device_id
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 

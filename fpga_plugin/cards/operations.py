@@ -37,8 +37,9 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 

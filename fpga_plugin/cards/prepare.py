@@ -27,7 +27,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 class TenancyActiveError(RefusedError):

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 @dataclass(frozen=True, slots=True)

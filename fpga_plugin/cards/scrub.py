@@ -32,7 +32,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 

@@ -36,15 +36,8 @@ from fpga_plugin.errors import (
     InvalidRequestError,
 )
 from fpga_plugin.hardware.backend import DriverSettings
-from fpga_plugin.ids import (
-    AfuId,
-    BitstreamId,
-    DeviceId,
-    InterfaceId,
-    RegionId,
-    ResourceName,
-    known_resource,
-)
+from fpga_plugin.ids import AfuId, BitstreamId, DeviceId, InterfaceId, RegionId, known_resource
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import UnknownVariables
 
 log = structlog.get_logger()

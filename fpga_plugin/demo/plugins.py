@@ -22,7 +22,6 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages.v1beta1 import (
@@ -42,6 +41,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 PRESTART_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""

@@ -16,7 +16,8 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
 from fpga_plugin.demo.plugins import DeviceList
-from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 
 Sink = Callable[[float, Event], None]
 """Takes seconds since the start, and the event; must not raise."""

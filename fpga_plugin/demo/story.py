@@ -25,7 +25,8 @@ from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import FpgaPluginError, quote
-from fpga_plugin.ids import RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 
 RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""

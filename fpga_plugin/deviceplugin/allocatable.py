@@ -17,12 +17,12 @@ import structlog
 
 from fpga_plugin.allocation.link import Link
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.kubelet.podresources import (
     NoListReason,
     PodResourcesClient,
     PodResourcesError,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 log = structlog.get_logger()
 

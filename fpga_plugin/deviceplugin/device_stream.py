@@ -18,7 +18,7 @@ from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.service import DevicePluginService
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 PAUSE = 0.02
 """Seconds between two lists on a stream, on average over a long row of changes."""

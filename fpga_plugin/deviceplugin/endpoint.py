@@ -16,9 +16,9 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
+from fpga_plugin.kubernetes.names import ResourceName
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""

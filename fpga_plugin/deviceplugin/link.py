@@ -14,7 +14,7 @@ from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.host.instruments import Labels
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""

@@ -26,8 +26,9 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 if TYPE_CHECKING:
     from fpga_plugin.kubernetes.pod import Pod  # only where a pod was told

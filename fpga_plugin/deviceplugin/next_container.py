@@ -17,8 +17,9 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin import turn
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import Pod, Run
 
 KEPT_PODS: Final = 512

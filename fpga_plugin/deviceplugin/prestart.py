@@ -34,18 +34,9 @@ from fpga_plugin.errors import (
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.ids import (
-    AfuId,
-    CardId,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    Resource,
-    ResourceKind,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId, Resource, ResourceKind
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 

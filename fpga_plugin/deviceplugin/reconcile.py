@@ -30,10 +30,11 @@ from fpga_plugin.deviceplugin.allocatable import AllocatableCheck
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 

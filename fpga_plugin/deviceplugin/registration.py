@@ -36,7 +36,7 @@ from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 _log = structlog.get_logger()
 

@@ -18,7 +18,8 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.deviceplugin.prestart import PreStarts
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()

@@ -24,7 +24,7 @@ from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
+from fpga_plugin.ids import DeviceId, parse_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import WENT_AWAY, statuses
 from fpga_plugin.kubernetes.messages.v1beta1 import (
@@ -45,6 +45,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 SERVICE = "v1beta1.DevicePlugin"
 

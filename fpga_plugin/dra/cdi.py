@@ -21,16 +21,8 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import (
-    ClaimUid,
-    DeviceId,
-    RegionId,
-    Resource,
-    ResourceName,
-    device_order,
-    numbered_variable,
-    parse_claim_uid,
-)
+from fpga_plugin.ids import DeviceId, RegionId, Resource, device_order, numbered_variable
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 VERSION: Final = "0.5.0"
 

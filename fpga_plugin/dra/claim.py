@@ -17,10 +17,10 @@ from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
 from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
-from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid, parse_name, parse_pod_uid
 
 CALL_SECONDS: Final = 5.0
 """For one question; Prepare has 40 s for everything."""

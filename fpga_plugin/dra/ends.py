@@ -17,8 +17,9 @@ from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 

@@ -26,7 +26,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError
-from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ids import CardId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 

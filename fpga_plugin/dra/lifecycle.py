@@ -49,8 +49,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()

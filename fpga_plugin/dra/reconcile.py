@@ -39,7 +39,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.watcher import Look, Watcher, hint_for
-from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ids import CardId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import (
     FILE_NAME,
@@ -47,6 +47,7 @@ from fpga_plugin.kubernetes.kubelet.dra_record import (
     RecordUnreadableError,
     read_record,
 )
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 

@@ -23,12 +23,12 @@ from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.lifecycle import ClaimLifecycle, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
-from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import statuses, unary
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.kubernetes.names import parse_name
+from fpga_plugin.kubernetes.names import parse_claim_uid, parse_name
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """What kubelet is told that is served; of each service it takes the first that it knows."""

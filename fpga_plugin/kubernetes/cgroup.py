@@ -38,7 +38,7 @@ from msgspec import Meta
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.host.file_identity import inode_at, inode_of
 from fpga_plugin.host.kernel_files import lines_of
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 

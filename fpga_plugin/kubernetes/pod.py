@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fpga_plugin.errors import NoSourceError, quote
-from fpga_plugin.ids import PodUid
-from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import PodName, PodUid, parse_name, parse_pod_uid
 
 SANDBOX_CONDITION: Final = "PodReadyToStartContainers"
 """False while kubelet is about to make a sandbox; on by default since Kubernetes 1.29."""

@@ -19,8 +19,8 @@ from fpga_plugin.allocation.journal.records import Allocation
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.owners import Use, by_device
 
 log = structlog.get_logger()

@@ -20,13 +20,14 @@ from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_tr
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
-from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import AfuId, Alias, InterfaceId, ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
     CheckpointEntry,
     read_checkpoint,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.observability.schema import FunctionView
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy, Settings
 
@@ -195,7 +196,7 @@ def _journal(settings: Settings) -> tuple[Peek | None, str]:
 def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
     try:
         path = os.path.join(settings.kubelet_dir, FILE_NAME)
-        return read_checkpoint(path, settings.resource_prefix), ""
+        return read_checkpoint(path, ours(settings.resource_prefix)), ""
     except FpgaPluginError as error:
         return Checkpoint(), str(error)
 

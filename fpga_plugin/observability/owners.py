@@ -9,8 +9,8 @@ from typing import Final
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.schema import WhoView
 
 Names = Callable[[PodUid | None], PodName | None]

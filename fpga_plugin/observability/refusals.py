@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 
 MAX_REFUSALS = 64
 """Pods whose last refusal is remembered; beyond that the oldest is forgotten."""

@@ -16,7 +16,8 @@ from fpga_plugin.errors import FpgaPluginError, NotFinishedError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Readings
 from fpga_plugin.host.sandbox import Measure
-from fpga_plugin.ids import CardId, DeviceId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.observability.catalogue import Catalogue
 from fpga_plugin.observability.counters import Counters
 from fpga_plugin.observability.fresh import Fresh

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from doubles.cards import REGIONS
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
 from fpga_plugin.kubernetes.kubelet.podresources import PodDevices, PodList
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 POD = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 

@@ -19,7 +19,8 @@ from fpga_plugin.allocation.journal.marker import MARKER_FILE
 from fpga_plugin.allocation.journal.records import Allocation, Change, Condition, Fact, RegionRecord
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 # Memory, where there is some: a journal is opened some hundred times a second.
 _SCRATCH = tempfile.TemporaryDirectory(

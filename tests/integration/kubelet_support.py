@@ -23,7 +23,7 @@ from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.hardware.grant import Mount
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages.v1beta1 import (
     DevicePluginStub,
@@ -32,6 +32,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")

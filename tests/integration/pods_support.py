@@ -11,9 +11,9 @@ from grpclib.exceptions import GRPCError
 
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import core_v1, v1, v1alpha1
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION = ResourceName(REGIONS)

@@ -29,10 +29,10 @@ from doubles.tls import certified
 
 from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import parse_claim_uid
 from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
+from fpga_plugin.kubernetes.names import parse_claim_uid
 
 PATH = "/apis/test/v1/things"
 

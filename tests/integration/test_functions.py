@@ -33,7 +33,8 @@ from pods_support import PodsServer, as_kubelet_has_it, logged, on_stock_kubelet
 
 from fpga_plugin.demo.double import KubeletDouble
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind, ResourceName
+from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 
 INTEL_ID = "69528db6eb31577a8c3668f9faa081f6"
 INTEL_AF = "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"

@@ -43,11 +43,12 @@ from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.deviceplugin import next_container
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId, ours
 from fpga_plugin.kubernetes.apiserver.pods import ApiServer
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import PodSourceError
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
@@ -165,7 +166,7 @@ def from_kubelet(socket) -> StockEnvironment:
 
 
 def from_api_server(kubeconfig, list_socket, *, settle=0.01, cgroups=None) -> StockEnvironment:
-    listed = PodResourcesClient(str(list_socket), PREFIX)
+    listed = PodResourcesClient(str(list_socket), ours(PREFIX))
     pods = directory(kubeconfig=kubeconfig, podresources=listed)
     return StockEnvironment(pods, cgroups=cgroups, settle=settle)
 
@@ -349,7 +350,7 @@ def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, sock
                 directory(
                     pods_socket=str(socket),
                     kubeconfig=api.kubeconfig(tmp_path),
-                    podresources=PodResourcesClient(str(list_socket), PREFIX),
+                    podresources=PodResourcesClient(str(list_socket), ours(PREFIX)),
                 )
             )
             who, env = await source.ask(identity(), DEVICES, fresh=True)

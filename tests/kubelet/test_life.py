@@ -20,8 +20,8 @@ from daemon_support import (
 from machine import CGROUP, STAY, until
 from node import Node, container, kep_container
 
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
+from fpga_plugin.kubernetes.names import PodUid
 
 
 def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[..., Node]) -> None:

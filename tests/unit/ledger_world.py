@@ -48,14 +48,13 @@ from fpga_plugin.ids import (
     CardId,
     DeviceId,
     InterfaceId,
-    PodUid,
     RegionId,
-    ResourceName,
     device_variable,
 )
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint as KubeletsCheckpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.policy.file import PolicyFile

@@ -24,8 +24,9 @@ from fpga_plugin.deviceplugin import missed_prestarts
 from fpga_plugin.deviceplugin.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.podresources import NoListReason, PodResourcesError
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.kubernetes.pod import Phase, Pod, State
 
 REGION = "0000-10-00.0-p0"

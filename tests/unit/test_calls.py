@@ -31,9 +31,9 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
+from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, Resource
 from fpga_plugin.kubernetes.cgroup import Cgroup
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.settings.values import CdiDevices, UnknownVariables
 
 OTHER_AFU = AFUS[1]

@@ -21,7 +21,8 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.actions import CardActions, CardState
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import CardProblem, PciFunction
-from fpga_plugin.ids import CardId, PciAddress, PodUid, RegionId
+from fpga_plugin.ids import CardId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
 
 

@@ -17,7 +17,8 @@ from test_dra_steps import POD, A, B, owner
 
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, nodes=(2, 3))
 DRIVER = "fpga.intel.com"

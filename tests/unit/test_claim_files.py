@@ -15,7 +15,7 @@ from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.kubernetes.names import ClaimUid
 
 ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
 SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))

@@ -35,8 +35,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 from fpga_plugin.settings.settings import Mode, RecoveryPolicy, ScrubPolicy
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")

@@ -24,9 +24,10 @@ from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import ClaimUid
 
 DRIVER = "fpga.intel.com"
 

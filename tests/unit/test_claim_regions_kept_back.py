@@ -16,7 +16,7 @@ from test_claim_lifecycle import A, B, ClaimScene
 
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.dra.cdi import CdiError
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.kubernetes.names import ClaimUid
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from fpga_plugin.errors import (
     NotPermittedError,
     RefusedError,
 )
-from fpga_plugin.ids import BitstreamId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import BitstreamId, DeviceId, RegionId
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.pods import ExtendedClaim
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 from fpga_plugin.settings.values import UnknownVariables
 

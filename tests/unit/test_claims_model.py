@@ -35,9 +35,10 @@ from fpga_plugin.dra.claim import (
 )
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.regionconfig import RegionConfig
-from fpga_plugin.ids import BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 from fpga_plugin.settings.settings import Mode, ScrubPolicy
 
 TRACES = sorted((ROOT / "docs/model/traces/claims").glob("*.txt"))

@@ -21,9 +21,9 @@ from fpga_plugin.cards.debugging import (
     parse_keep,
 )
 from fpga_plugin.errors import NoSourceError, RefusedError
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet import podsapi
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State
 
 CARD = make_card(1)

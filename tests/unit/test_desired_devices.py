@@ -14,7 +14,8 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.dra.desired import DesiredDevices, Effect, Form, Slice, Taint
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)

@@ -18,7 +18,8 @@ from fpga_plugin.allocation.journal.records import (
     TenantImage,
 )
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))

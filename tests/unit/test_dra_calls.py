@@ -34,11 +34,11 @@ from fpga_plugin.dra.lifecycle import PreparedDevice
 from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -12,7 +12,8 @@ from fpga_plugin.allocation.journal.records import Change, ClaimOwner, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")

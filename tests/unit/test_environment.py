@@ -16,11 +16,11 @@ from fpga_plugin.allocation.requests.environment import (
 )
 from fpga_plugin.deviceplugin.turn import Start, first, follows, refused
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.pods import ApiPod
 from fpga_plugin.kubernetes.kubelet import podsapi
 from fpga_plugin.kubernetes.messages import core_v1
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import (
     UNKNOWN_REFERENCE,
     Container,

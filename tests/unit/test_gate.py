@@ -28,7 +28,8 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
 OTHER_AFU = AFUS[1]

@@ -16,8 +16,8 @@ from fpga_plugin.allocation.journal.history import MOST, Entry, Event, Kind, lat
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards.reports import Report, Step
-from fpga_plugin.ids import DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability import history_writer
 from fpga_plugin.observability.history_writer import HistoryWriter
 

@@ -9,7 +9,8 @@ import pytest
 from doubles.cards import AFU, device, make_card
 
 from fpga_plugin.allocation.journal.history import Entry, Event, Kind
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.observability import history_reader
 from fpga_plugin.observability.catalogue import Catalogue
 from fpga_plugin.observability.history_reader import HistoryReader

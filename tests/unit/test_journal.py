@@ -41,8 +41,9 @@ from fpga_plugin.daemon import process as daemon
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import RegionId, device_variable
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 from fpga_plugin.settings.settings import Settings
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)

@@ -26,7 +26,8 @@ from fpga_plugin.allocation.journal.records import (
     TenantImage,
 )
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ from fpga_plugin.allocation.names import DELETE_THE_POD
 from fpga_plugin.cards.reads import SILENT
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card, CardProblem
-from fpga_plugin.ids import Alias, DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import Alias, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)

@@ -25,7 +25,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1)

@@ -28,7 +28,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     Checkpoint,
@@ -36,6 +36,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
     CheckpointUnreadableError,
 )
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)

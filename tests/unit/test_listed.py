@@ -16,7 +16,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import Alias, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import Alias, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise, Exposure
 
 CARD = make_card(1, numa_node=1, clears_memory=True)

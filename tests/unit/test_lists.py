@@ -16,7 +16,8 @@ from ledger_support import (
 )
 
 from fpga_plugin.allocation.ledger import resource_names
-from fpga_plugin.ids import PodUid, RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)

@@ -30,8 +30,9 @@ from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, ClaimUid, PodUid, RegionId
+from fpga_plugin.ids import CardId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 CARD = make_card()
 DRIVER = "fpga.intel.com"

@@ -23,7 +23,8 @@ from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import CardProblem, Iommu
-from fpga_plugin.ids import ClaimUid, DeviceId, PciAddress, RegionId
+from fpga_plugin.ids import DeviceId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid
 from fpga_plugin.settings.settings import Exposure
 
 ROOT = Path(__file__).parents[2]

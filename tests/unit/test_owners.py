@@ -18,9 +18,10 @@ from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.reconcile import owners
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.requests.directory import PodDirectory
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")

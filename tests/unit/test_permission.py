@@ -24,7 +24,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import BitstreamId, PodUid, RegionId, Resource
+from fpga_plugin.ids import BitstreamId, RegionId, Resource
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.policy.file import PolicyFile
 
 P0 = device(make_card(), 0)

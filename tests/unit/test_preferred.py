@@ -12,7 +12,8 @@ from ledger_support import make_ledger, make_lists, scrub, start
 from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.preferred import preferred
-from fpga_plugin.ids import DeviceId, ResourceName, device_order
+from fpga_plugin.ids import DeviceId, device_order
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 @dataclass

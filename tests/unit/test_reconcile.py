@@ -25,7 +25,7 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -33,6 +33,7 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
     PodResourcesError,
 )
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD = make_card(0)
 REGION, SECOND = (device_of(CARD, port) for port in range(2))

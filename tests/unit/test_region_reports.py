@@ -5,7 +5,7 @@ from doubles.cards import AFU, make_card
 
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import PortInUseError
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 
 REGION = make_card().regions[0].id
 POD, FORMER = PodUid("pod-a"), frozenset({PodUid("pod-b")})

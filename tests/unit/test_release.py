@@ -18,7 +18,8 @@ from ledger_world import AFUS, Pod
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.release import release
-from fpga_plugin.ids import CardId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 AFU = AFUS[0]
 

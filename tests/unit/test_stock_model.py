@@ -25,7 +25,7 @@ from fpga_plugin.allocation.requests.directory import KnownPod
 from fpga_plugin.allocation.requests.environment import ContainerRequests
 from fpga_plugin.allocation.requests.parse import parse_requests
 from fpga_plugin.deviceplugin import reconcile
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet import checkpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry, Stamp
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -35,7 +35,7 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
     PodResourcesClient,
     PodResourcesError,
 )
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 TRACES = sorted((ROOT / "docs/model/traces/stock").glob("*.txt"))
 

@@ -23,7 +23,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))

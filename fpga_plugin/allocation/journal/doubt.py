@@ -30,7 +30,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, parse_region_id
 from fpga_plugin.hardware.grant import Path
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 def doubted(told: Change, why: str) -> Change:

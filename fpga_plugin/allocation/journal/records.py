@@ -12,17 +12,9 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
-from fpga_plugin.ids import (
-    AfuId,
-    CardId,
-    ClaimUid,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""

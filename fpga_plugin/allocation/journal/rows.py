@@ -34,17 +34,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, names_kind_of, parse_region_id
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import (
-    CardId,
-    ClaimUid,
-    DeviceId,
-    RegionId,
-    ResourceName,
-    aliased_name,
-    kind_of,
-    parse_claim_uid,
-    parse_device_id,
-)
+from fpga_plugin.ids import CardId, DeviceId, RegionId, aliased_name, kind_of, parse_device_id
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 SCHEMA_VERSION: Final = 4
 """In the file's `user_version`; of the form of all rows, so of each type that is in one."""

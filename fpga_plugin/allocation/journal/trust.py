@@ -21,7 +21,8 @@ from fpga_plugin.allocation.journal.records import (
     Tenancy,
     TenancyKey,
 )
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 
 class Known(Protocol):

@@ -19,8 +19,9 @@ from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, PodUid
+from fpga_plugin.ids import CardId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 

@@ -28,9 +28,10 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import granted_nodes
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import CardId, DeviceId, PodUid, is_device_id
+from fpga_plugin.ids import CardId, DeviceId, is_device_id
 from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry, Stamp
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 

@@ -28,7 +28,7 @@ import structlog
 from fpga_plugin.allocation.requests.identity import Identity, identify
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId, ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
@@ -37,7 +37,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
     read_stamp,
 )
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 if TYPE_CHECKING:
     from fpga_plugin.allocation.requests.environment import ContainerRequests
@@ -108,7 +108,7 @@ class PodDirectory:
         self.podresources = podresources
         self.answers: Counter[str] = Counter()
         self._checkpoint = os.path.join(kubelet_dir, FILE_NAME)
-        self._prefix = prefix
+        self._ours = ours(prefix)
         self._pods_socket = pods_socket
         self._kubeconfig = kubeconfig
         self._sources: PodSources | None = None
@@ -127,7 +127,7 @@ class PodDirectory:
         Raises:
             NoSourceError: the file is there and cannot be read.
         """
-        return await asyncio.to_thread(read_checkpoint, self._checkpoint, self._prefix)
+        return await asyncio.to_thread(read_checkpoint, self._checkpoint, self._ours)
 
     def stamp(self) -> Stamp | None:
         """The checkpoint's stamp, for one system call; None: there is no file.

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from fpga_plugin.kubernetes.kubelet.grants import cached_grant
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 log = structlog.get_logger()
 

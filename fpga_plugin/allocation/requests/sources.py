@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from fpga_plugin.allocation.requests.environment import ContainerRequests, container_requests
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import NoSuchPodError, Pod, PodSourceError
 
 if TYPE_CHECKING:

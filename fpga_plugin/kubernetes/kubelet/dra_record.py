@@ -16,8 +16,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import ClaimUid, PodUid, parse_claim_uid
-from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import (
+    ClaimUid,
+    PodUid,
+    parse_claim_uid,
+    parse_name,
+    parse_pod_uid,
+)
 
 FILE_NAME: Final = "dra_manager_state"
 

@@ -15,9 +15,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.grpc.wire import typed
 from fpga_plugin.kubernetes.messages import core_v1, v1alpha1
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import (
     ENDED_PHASES,
     SANDBOX_CONDITION,

@@ -21,7 +21,7 @@ from grpclib.exceptions import GRPCError
 
 from fpga_plugin.errors import quote
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
