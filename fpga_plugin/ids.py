@@ -164,7 +164,7 @@ class Resource:
         """`FPGA_DEVICES_<KIND>_<8>`: where a container finds the nodes of all that it has of it.
 
         Of the interface id there are the first 8 digits. A container with two resources gets two
-        answers, each numbered from 1, so that `numbered_variable` tells nothing there.
+        answers, each numbered from 1, so that `numbered_variable` says nothing there.
         """
         return f"FPGA_DEVICES_{self.kind.stem.upper()}_{self.interface_id[:8].upper()}"
 

@@ -69,7 +69,7 @@ KEPT_LOOKS: Final = 3
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
-    """Is told what the plugin does, and decides nothing by it. Must not raise."""
+    """Is notified what the plugin does, and decides nothing by it. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ def open_node(
 ) -> Node:
     """The node that the settings describe.
 
-    `programming` is told which regions have work in flight that the process's death would not stop.
+    `programming` is notified which regions have work in flight that the process's death would not
+    stop.
     """
     podresources = None
     if settings.podresources_socket is not None:
@@ -291,7 +292,7 @@ class Plugin:
         node: what it stands on.
         ledger: who has what; open.
         link: to kubelet; not started.
-        observer: is told of refusals, scrubs and preparations.
+        observer: is notified of refusals, scrubs and preparations.
     """
 
     def __init__(

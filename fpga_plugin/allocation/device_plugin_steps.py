@@ -111,8 +111,7 @@ class DevicePluginSteps:
         return tuple(granted)
 
     def _grant_again(self, step: Step, present: Allocation) -> Allocation:
-        """An allocation of which nothing began: to the same pod, or to another after one that
-        failed.
+        """An unused allocation again: to the same pod, or to another after one that failed.
 
         Raises:
             RefusedError: its nodes are other devices' by now; the allocation is ended.
@@ -171,7 +170,7 @@ class DevicePluginSteps:
                 kubelet kept none, its regions' present grants are taken for it.
 
         Raises:
-            RefusedError: it conflicts with what the ledger knows, or nothing tells its nodes.
+            RefusedError: it conflicts with what the ledger knows, or nothing reports its nodes.
         """
         if device in self._state.allocations:
             raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
@@ -327,7 +326,7 @@ class DevicePluginSteps:
         return tuple(balanced)
 
     def balanced(self, device: DeviceId) -> bool:
-        """Whether every container that was started under the allocation is known to have stopped."""
+        """Whether all containers that started under the allocation are known to have stopped."""
         allocation = self._state.allocations.get(device)
         return allocation is not None and self._stopped(allocation)
 

@@ -115,7 +115,7 @@ class DraSteps:
             if present is not None:
                 step.release(present)
             allocations.append(self._grant(step, device, resource, users))
-        if before is not None:  # it had others before: kubelet was told of another allocation
+        if before is not None:  # it had others before: kubelet was notified of another allocation
             self._leave(step, before, owner.devices)
         step.commit()
         return tuple(allocations)

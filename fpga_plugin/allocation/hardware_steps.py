@@ -43,7 +43,7 @@ class HardwareSteps:
             blank: AFU id of the blank bitstream for its interface id, None without one.
 
         A region that went is another one when it is back, even where nobody saw it go: its
-        instance tells. What was journalled holds where the hardware agrees; everything else is
+        instance reports. What was journalled holds where the hardware agrees; everything else is
         DIRTY.
         """
         step = Step(self._state)

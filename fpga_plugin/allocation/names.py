@@ -36,7 +36,7 @@ LEAVE_DRA = (
 """For a device that a ResourceClaim has, where the device plugin API serves."""
 
 MAY_COME_BACK = (
-    "it may come back by itself, as while its driver is bound anew: kubelet tries a start again;"
+    "it may come back by itself, as while its driver is bound again: kubelet tries a start again;"
     " if it stays away, " + DELETE_THE_POD
 )
 """For a card or region that is gone: a rebind of a free card takes it away for a moment."""
@@ -104,7 +104,7 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
 
 
 def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:
-    """A device's regions with what a pod was given of each, as far as `FPGA_DEVICE_` tells."""
+    """A device's regions with what a pod was given of each, as far as `FPGA_DEVICE_` reports."""
     if not is_card(device):
         nodes = env.get(device_variable(RegionId(device)))
         return {} if nodes is None else {RegionId(device): Grant.parse(nodes)}

@@ -156,7 +156,7 @@ class Kind(enum.Enum):
     MEMORY = (
         Stops.OFFER,
         "memory-not-cleared",
-        "Of a whole card: its memory may hold a former owner's data.",
+        "Of a whole card: its memory may hold an earlier tenant's data.",
     )
     UNDECIDED = (
         Stops.SCRUB | Stops.REBIND,

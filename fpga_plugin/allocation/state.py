@@ -63,7 +63,7 @@ class State:
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
         self.debug_holds: dict[RegionId, DebugHold] = {}
         self.alias_bindings: dict[ResourceName, AliasBinding] = {}
-        # What of an earlier journal was lost; the kubelet instance, and the one that sent an environment.
+        # What an earlier journal lost; the kubelet instance, and the one that sent an environment.
         self.lost = self.kubelet_instance = self.env_instance = ""
         # Why ResourceClaims may have devices that the journal lacks; empty: they have none such.
         self.resource_claims_unknown = ""

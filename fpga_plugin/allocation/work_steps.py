@@ -218,7 +218,7 @@ class WorkSteps:
         return begun
 
     def set_memory_clear_pending(self, card: CardId, *, open_: bool) -> None:
-        """Whether on-card memory may still hold a former tenant's data."""
+        """Whether on-card memory may still hold an earlier tenant's data."""
         if (card in self._state.memory_clear_pending) != open_:
             self._state.commit(Change(memory_clear_pending={card: open_}))
 

@@ -33,7 +33,7 @@ class DeviceOwner:
     Attributes:
         device: the card itself or a region.
         resource: under which kubelet gave it away.
-        pod: the owner's uid; None where kubelet's records did not tell yet.
+        pod: the owner's uid; None where kubelet's records did not say yet.
         started: whether a container may have run with it.
         since: Unix time at which it was given away; 0 where it is not known.
     """
@@ -55,7 +55,7 @@ class CardState:
         drained: whether it is out of service.
         owners: who still has a device of it.
         waits_for: why it must not be pulled yet; empty: it may be pulled now.
-        not_clean: regions on which a former tenant's image or data may be, with the condition.
+        not_clean: regions on which an earlier tenant's image or data may be, with the condition.
     """
 
     card: CardId
@@ -72,12 +72,12 @@ class CardState:
 
 
 class CardActions:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: what is done to a card.
         recovery: its pauses are lifted by `retry`.
-        inventory: scans a card anew and tells the ledger.
+        inventory: scans a card again and reports to the ledger.
         queue: where a card that may have work is added.
     """
 

@@ -49,7 +49,7 @@ class CardOperations:
     """The collaborators, and what both sides do with them.
 
     Attributes:
-        observer: is told of each scrub and preparation.
+        observer: is notified of each scrub and preparation.
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
         returns: how often its card had come back when the work on each region began.
         clocks: what became of the clock of the image that is on a region.
@@ -133,7 +133,7 @@ class CardOperations:
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
         self.begin(card, [region.id for region in regions])
         try:
-            # Inside: who is cancelled meanwhile is told so when they are open.
+            # Inside: who is cancelled meanwhile is notified so when they are open.
             ports = await self.workers.run(card.id, open_all)
             if not any(self._went(card, region.id) for region in regions):
                 self.ledger.hardware.numbered(numbers)
@@ -207,7 +207,7 @@ class CardOperations:
             if pr:
                 self.doubted.discard(region)
         except WrongImageError as error:
-            # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
+            # A tenant's file may be mislabelled; only the blank's AFU id reports the region.
             report.failed(error)
             if blank:
                 self.ledger.work.faulted(region, error.message)
@@ -256,7 +256,7 @@ class CardOperations:
         A PR that failed before anything was written leaves a port that still answers; one that
         failed on the way leaves it poisoned, which reads as such. Any other failure of which the
         card's own signals know nothing may be that of a card that was swapped between two looks:
-        with its ports opened anew it gets one more try. So does an accelerator that hangs.
+        with its ports opened again it gets one more try. So does an accelerator that hangs.
         """
         region = report.region
         try:
@@ -356,7 +356,7 @@ class CardOperations:
             return
         if (former := await self.living(self.ledger.left_on(card.id, but=reports))) is not None:
             log.info(
-                "memory is not cleared while a former owner runs",
+                "memory is not cleared while an earlier tenant runs",
                 card=card.id,
                 pod=former.pod,
                 regions=list(reports),

@@ -59,7 +59,7 @@ async def url(node: Node) -> str:
     """
     try:
         async with asyncio.timeout(ADDRESS_SECONDS):
-            while not (served := node.served()):  # noqa: ASYNC110  # nothing tells of it
+            while not (served := node.served()):  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise ServeError(

@@ -18,7 +18,7 @@ from fpga_plugin.kubernetes.pod import Pod
 
 
 class ClaimTargets:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: knows the cards.

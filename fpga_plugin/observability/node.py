@@ -63,7 +63,7 @@ class NodeCard:
         card: as the hardware shows it.
         left_alone: why the plugin would not serve it; empty where it would.
         alias: what the store's manifest calls its interface id.
-        memory: how it stands with what former tenants left in its memory, by the journal.
+        memory: how it stands with what earlier tenants left in its memory, by the journal.
         exposed: to whom it is not given, since it exposes data; empty: to nobody.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         without_blank: what becomes of them then.
@@ -204,7 +204,7 @@ def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
 def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
     try:
         found = open_trust(settings, owner=False).names()
-    except FpgaPluginError:  # nothing of such a store is used, which is told elsewhere
+    except FpgaPluginError:  # nothing of such a store is used, which is reported elsewhere
         return {}
     return dict(found.by_id.items())
 

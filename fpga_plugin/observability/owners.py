@@ -1,4 +1,4 @@
-"""Whose a device is: a pod's by the first door, a ResourceClaim's and its pods' by the second.
+"""Whose a device is: a pod's with the device plugin API, a ResourceClaim's and its pods' with DRA.
 
 Names are foreign text; whoever shows them makes them safe for a terminal or a page.
 """
@@ -53,7 +53,7 @@ def who(
 
     Args:
         device: which.
-        pod: its owner by the first door, if it is known.
+        pod: its owner with the device plugin API, if it is known.
         holders: `by_device`.
         names: of pods.
     """

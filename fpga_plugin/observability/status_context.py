@@ -40,7 +40,7 @@ FRESH = 2.0
 
 
 class Observer(ReportObserver, Protocol):
-    """Is told of each of kubelet's calls, of scrubs, preparations, warnings. Must not raise."""
+    """Is notified of each of kubelet's calls, of scrubs, preparations, warnings. Must not raise."""
 
     def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """A container is served, and may not be what its author means."""
@@ -52,11 +52,11 @@ class Observer(ReportObserver, Protocol):
 
 @dataclass(slots=True)
 class StatusContext:
-    """A daemon as it is looked at; belongs to the event loop.
+    """A daemon as it is looked at.
 
     Attributes:
         settings: all of them.
-        observer: is told of calls and of work on regions, too.
+        observer: is notified of calls and of work on regions, too.
         counters: what is counted.
         refusals: the last of each pod.
         catalogue: what the store has.

@@ -2,7 +2,7 @@
 
 The checker sees four things: what the cards wrote down (`points`) and hold (`state.json`), the
 journal, which it reads itself, the lists that kubelet was sent, and kubelet's own state, which the
-campaign tells it: who was given what, which container runs since when. All of it is put on one
+campaign reports it: who was given what, which container runs since when. All of it is put on one
 time line, that of the cards' log.
 """
 

@@ -340,7 +340,7 @@ def test_who_asks_again_soon_has_one_connection_to_each_kubelet(path, monkeypatc
                 await client.snapshot()
                 client.close()
         async with asyncio.timeout(LIMIT):
-            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110  # no event tells
+            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110  # no event reports
                 await asyncio.sleep(0.01)
         client.close()  # where the server closed it first
 
@@ -380,7 +380,7 @@ def test_calls_overlap_and_leave_no_connection(path):
             before = len(os.listdir("/proc/self/fd"))
             await asyncio.gather(*(client.list_devices() for _ in range(10)))
             async with asyncio.timeout(LIMIT):
-                # No event tells that a socket was closed.
+                # No event says that a socket was closed.
                 while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - see above
                     await asyncio.sleep(0)
 

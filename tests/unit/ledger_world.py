@@ -176,7 +176,7 @@ class Rack:
     """The backend over boards; every method is called by a job.
 
     Attributes:
-        touched: is told of each region that an operation is about to disturb.
+        touched: is notified of each region that an operation is about to disturb.
         operations: how many more the process lives for; None: for ever.
         accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
@@ -569,7 +569,7 @@ def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
 
 
 class Plugin:
-    """One life of the plugin's process: the real ledger and lifecycle on the world's doubles."""
+    """One run of the plugin's process: the real ledger and lifecycle on the world's doubles."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Kubelet's calls around the gate (test_prestart.py): what each tells the rest of the plugin.
+"""Kubelet's calls around the gate (test_prestart.py): what each reports the rest of the plugin.
 
 Each of these broke without a fast test noticing (`make mutants`).
 """

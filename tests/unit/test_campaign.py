@@ -48,7 +48,7 @@ def write_journal(folder: Path, *rows: tuple[str, str, object]) -> None:
 
 
 class Scene:
-    """A card of two regions, and what the checker is told of it."""
+    """A card of two regions, and what the checker is notified of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -314,7 +314,7 @@ def test_no_journal_is_spoilt_while_only_it_knows_what_a_prepared_claim_has():
         assert not side.exposed()
         side.kubelet.wipe()
         assert side.exposed()
-        # Kubelet asks for it anew, and has no answer yet: its record names no device.
+        # Kubelet asks for it again, and has no answer yet: its record names no device.
         side.kubelet.keep(*entry)
         assert side.exposed()
         side.kubelet.keep(*entry, [answer])

@@ -1,4 +1,4 @@
-"""What a claim's file tells the container runtime: its own nodes, to those who asked for them.
+"""What a claim's file reports the container runtime: its own nodes, to those who asked for them.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. When
 the file is there at all is in test_claim_files.py.

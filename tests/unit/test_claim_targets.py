@@ -37,7 +37,7 @@ POD = PodName("space", "compress"), PodUid("pod-1")
 
 
 class Server:
-    """The API server's word on a pod, as `ApiServer` tells it."""
+    """The API server's word on a pod, as `ApiServer` reports it."""
 
     pod: Pod
     mapped: ExtendedClaim | None

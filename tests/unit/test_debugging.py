@@ -164,7 +164,7 @@ class Pods:
 
     async def pod(self, _uid, _held):
         if self.answer is None:
-            raise NoSourceError("nobody tells")
+            raise NoSourceError("nobody reports")
         return self.answer
 
 
@@ -245,7 +245,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
 @pytest.mark.parametrize(
     "answer",
     [None, pod(State(Phase.RUNNING), ended=False), pod(ended=False)],
-    ids=["nobody tells", "it runs", "it waits"],
+    ids=["nobody reports", "it runs", "it waits"],
 )
 def test_without_a_failure_it_is_scrubbed_soon(answer):
     ledger, _ = started()

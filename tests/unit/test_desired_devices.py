@@ -1,4 +1,4 @@
-"""What the scheduler is told of cards and regions."""
+"""What the scheduler is sent of cards and regions."""
 
 import re
 from dataclasses import replace

@@ -92,7 +92,7 @@ def test_a_container_of_any_allocation_may_have_started_and_every_tenancy_be_use
 
 
 def test_a_card_that_is_claimed_in_both_ways_loses_these_allocations_and_no_tenancy() -> None:
-    """Invariant 1. Allocations of other cards take something from nobody: they stay (invariant 3)."""
+    """Invariant 1. Allocations of other cards take nothing from anybody: they stay."""
     both = {
         device(CARD): allocation(device(CARD), WHOLE),
         device(CARD, 0): allocation(device(CARD, 0)),

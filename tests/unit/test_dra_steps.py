@@ -73,7 +73,7 @@ def test_a_claim_has_a_card_or_its_regions_not_both():
     assert ledger.allocations == {}
 
 
-def test_a_claim_of_the_first_door_is_in_the_way_too():
+def test_a_claim_of_the_device_plugin_is_in_the_way_too():
     card = make_card()
     ledger, _ = make_ledger(card)
     ledger.device_plugin.allocate(
@@ -242,7 +242,7 @@ def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
     known = ledger.claim_owners[A]
     assert ledger.dra.is_prepared(known)
     assert not ledger.dra.is_prepared(replace(known, ended=True)), "whatever else its row says"
-    nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
+    nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not say the boot's id
     nowhere.dra.take(owner(A, device(card, 0)), [POD])
     assert not nowhere.dra.is_prepared(nowhere.claim_owners[A])
     nowhere.dra.prepared(A, {})
@@ -369,7 +369,7 @@ def test_what_a_claim_leaves_is_counted_as_released():
     assert ledger.ends["released"] == 1
 
 
-def test_poststops_of_the_other_doors_claims_are_none_of_a_claims():
+def test_poststops_of_the_other_apis_claims_are_none_of_a_claims():
     """A node that changes its api: what may still come is not kept for whoever comes later."""
     card = make_card()
     ledger, _ = make_ledger(card)

@@ -273,7 +273,7 @@ def test_it_is_written_while_the_plugin_serves(scene, journal, monkeypatch):
         for number in range(200):
             scene.history_writer.refused(POD, [P0, P1], f"no {number}")
         async with asyncio.timeout(60):
-            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing tells
+            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.01)
         task.cancel()
 

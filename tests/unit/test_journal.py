@@ -235,7 +235,7 @@ def swapped(path: str, other: str) -> None:
 
 
 def test_a_state_directory_that_comes_back_is_doubted_whatever_it_counts(path: str) -> None:
-    """In between, another one served: it has no allocation of what the pods since then were given."""
+    """In between, another one served: it has no allocation of pods since then."""
     journal, _ = behind(path)
     journal.close()
     swapped(path, "first")
@@ -418,7 +418,7 @@ def test_what_is_written_while_the_log_is_folded_in_does_not_keep_it_growing(
 
 
 def passes(monkeypatch, beside=lambda: None) -> list[str]:
-    """The checkpoints that begin from now on; something is done before each is told of."""
+    """The checkpoints that begin from now on; something is done before each is notified of."""
     begun: list[str] = []
 
     class Connection(sqlite3.Connection):
@@ -462,7 +462,7 @@ def test_commits_of_a_thread_while_the_log_is_folded_in_do_not_keep_it_growing(p
 
 
 def test_a_log_is_not_folded_in_again_where_nothing_was_written(path: str, monkeypatch) -> None:
-    """SQLite before 3.51.3 may damage a database whose folded log begins anew meanwhile."""
+    """SQLite before 3.51.3 may damage a database whose folded log begins again meanwhile."""
     journal = Journal(path)
     begun = passes(monkeypatch)
     for write in (
@@ -1220,7 +1220,7 @@ def test_nothing_that_sqlite_does_with_the_log_passes_for_a_removal(tmp_path, pa
     with structlog.testing.capture_logs() as logs:
         for what in (
             lambda: written(journal, 3 << 20),
-            journal.checkpoint,  # the next write begins it anew and shortens it
+            journal.checkpoint,  # the next write begins it again and shortens it
             lambda: journal._db.execute("PRAGMA wal_checkpoint(RESTART)"),
             lambda: journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)"),
             lambda: peek(str(tmp_path)),

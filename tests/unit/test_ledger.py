@@ -773,7 +773,7 @@ def test_a_region_that_reads_otherwise_than_it_was_left_is_dirty(ledger: Ledger)
     ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
     assert not ledger.hardware.verify(CARD.id, {R0: AFU, R1: BLANK})
-    assert not ledger.hardware.verify(CARD.id, {R0: None}), "its health tells why it cannot be read"
+    assert not ledger.hardware.verify(CARD.id, {R0: None}), "its health says why it cannot be read"
     assert condition(ledger) is Condition.PROGRAMMED
     before = ledger.record(R0), ledger.record(R1)
     assert ledger.hardware.verify(CARD.id, {R0: BLANK, R1: None}) == {R0: before[0], R1: before[1]}

@@ -164,7 +164,7 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     assert ledger.alias_bindings == {mine: meaning}
     renamed = ledger.renamed
     ledger.commit(Change(alias_bindings={mine: replace(meaning, current=False)}))
-    assert ledger.renamed > renamed, "the lists are made anew"
+    assert ledger.renamed > renamed, "the lists are made again"
 
 
 # ------------------------------------------------------------------ who hears of it
@@ -401,17 +401,17 @@ def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
 
 
 def test_an_alias_that_the_journal_lost_is_told_by_an_allocations_card_that_is_there() -> None:
-    """One that is gone tells nothing, and is no reason to ask no other."""
+    """One that is gone says nothing, and is no reason to ask no other."""
     name = ResourceName(f"{PREFIX}/region-fast-ce489693")
     ledger, _ = make_ledger(OTHER)
     another = Allocation(DeviceId(OTHER.regions[1].id), REGIONS, {})
     ledger.commit(Change(allocations={another.device: another}))
     assert ledger.naming.resource(name) is None, (
-        "an allocation of another resource tells nothing of this one"
+        "an allocation of another resource says nothing of this one"
     )
     allocations = {each: Allocation(each, name, {}) for each in (DeviceId(R0), DeviceId(R2))}
     ledger.commit(Change(allocations={**allocations}))
     assert ledger.naming.named_resource(name).interface_id == OTHER.interface_id
     ledger.hardware.card_gone(OTHER.id)
-    with pytest.raises(RefusedError, match="nothing tells"):
+    with pytest.raises(RefusedError, match="nothing reports it"):
         ledger.naming.named_resource(name)

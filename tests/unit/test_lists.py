@@ -159,9 +159,7 @@ def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts()
     assert make_lists(reopened(journal)).resources() == (WHOLE, REGIONS)
 
 
-def test_a_card_with_another_interface_id_is_listed_under_it_and_its_allocations_under_the_old() -> (
-    None
-):
+def test_a_card_with_another_interface_id_is_listed_under_it_and_what_is_owned_under_the_old():
     ledger, lists = two()
     ledger.device_plugin.allocate(REGIONS, [P0])
     changed = replace(CARD, interface_id=OTHER_INTERFACE)

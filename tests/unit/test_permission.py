@@ -86,7 +86,9 @@ def test_what_depends_on_a_namespace_that_nobody_tells_is_not_permitted(policy: 
 
     permission = Permission(policy, Nobody())  # type: ignore[arg-type]
     lease = SimpleNamespace(check=same)
-    with pytest.raises(NoSourceError, match="depends on the pod's namespace, and nothing tells it"):
+    with pytest.raises(
+        NoSourceError, match="depends on the pod's namespace, and nothing reports it"
+    ):
         asyncio.run(permission.check(CALLER, Resource.parse(REGIONS), [P0], [], lease))  # type: ignore[arg-type]
 
 

@@ -112,7 +112,7 @@ def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owne
 
 
 def test_signals_that_pass_change_nothing_for_an_owner_that_did_not_start_and_for_a_scrub() -> None:
-    """The scrub tells by itself how it ended; an owner's region is scrubbed before it is used."""
+    """The scrub reports by itself how it ended; an owner's region is scrubbed before it is used."""
     ledger, _ = make_ledger(CARD)
     ledger.device_plugin.allocate(REGIONS, [device(CARD, 0)])
     ledger.work.working([R1])
@@ -294,7 +294,7 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
 
 
 def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() -> None:
-    """Of a card that the journal knows, the debt is what it says; of its owners, kubelet tells."""
+    """Of a card that the journal knows, what it says of memory holds."""
     card = make_card(1, nodes=(0, 1), clears_memory=True)
     one = replace(card, regions=card.regions[:1])
     ledger, _ = make_ledger(one)

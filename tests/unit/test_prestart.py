@@ -243,7 +243,7 @@ def test_a_region_that_changed_unseen_is_found_at_the_hand_over(
 def test_a_card_that_came_in_place_of_the_prepared_one_serves_nobody(
     scene: Scene, *, told: bool, late: bool
 ):
-    """After the last look (`late`) only what the plugin is told of can be known."""
+    """After the last look (`late`) only what the plugin is notified of can be known."""
     first, _, second = scene.regions
     task = scene.prepare(scene.admit(first, second), AFU, AFU)
     if late:

@@ -233,14 +233,20 @@ def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
 @pytest.mark.parametrize(
     ("step", "holds"),
     [
-        (lambda one: one.device_plugin.kubelet_found("life 2"), lambda one: one.allocations[P0].missed_prestart),
+        (
+            lambda one: one.device_plugin.kubelet_found("life 2"),
+            lambda one: one.allocations[P0].missed_prestart,
+        ),
         (
             lambda one: one.device_plugin.kubelet_found("life 2"),
             lambda one: one.tenancies.users(one.allocations[P0])[0].used,
         ),
         (lambda one: one.work.dirty([R0], "x"), lambda one: one.record(R0).condition == "DIRTY"),
         (lambda one: one.work.faulted(R0, "x"), lambda one: one.record(R0).condition == "FAULTED"),
-        (lambda one: one.work.set_memory_clear_pending(CARD.id, open_=True), lambda one: CARD.id in one.memory_clear_pending),
+        (
+            lambda one: one.work.set_memory_clear_pending(CARD.id, open_=True),
+            lambda one: CARD.id in one.memory_clear_pending,
+        ),
         (
             lambda one: one.hardware.set_drained(CARD.id, drained=True),
             lambda one: CARD.id in one.drained,
@@ -252,12 +258,17 @@ def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
         ),
         (
             lambda one: one.device_plugin.started([one.allocations[P0]]),
-            lambda one: one.tenancies.users(one.allocations[P0])[0].used and not one.allocations[P0].started,
+            lambda one: (
+                one.tenancies.users(one.allocations[P0])[0].used and not one.allocations[P0].started
+            ),
         ),
-        (lambda one: one.device_plugin.bind_pod([P0], POD), lambda one: one.allocations[P0].pod == POD),
+        (
+            lambda one: one.device_plugin.bind_pod([P0], POD),
+            lambda one: one.allocations[P0].pod == POD,
+        ),
         (lambda one: one.device_plugin.release([P0]), lambda one: P0 in one.allocations),
     ],
-)  # fmt: skip
+)
 def test_what_takes_trust_away_holds_and_is_written_with_the_next_change(step, holds) -> None:
     ledger, journal = make_ledger(CARD)
     ledger.device_plugin.allocate(REGIONS, [P0])

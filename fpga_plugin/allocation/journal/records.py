@@ -263,7 +263,7 @@ class TenantImage:
 
     Attributes:
         region: which region.
-        afu_id: as which it reads; None: it may be any, since the journal does not tell.
+        afu_id: as which it reads; None: it may be any, since the journal does not say.
     """
 
     region: RegionId

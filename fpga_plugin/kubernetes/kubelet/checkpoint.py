@@ -73,7 +73,7 @@ class Checkpoint:
     Attributes:
         entries: who holds what.
         registered: the healthy devices of each resource that kubelet knows.
-        stamp: tells whether the file was written again; None: there is no file.
+        stamp: reports whether the file was written again; None: there is no file.
         boot_id: the boot in which it was written; empty where kubelet does not say (most do not).
     """
 

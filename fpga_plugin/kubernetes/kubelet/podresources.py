@@ -1,7 +1,7 @@
 """Kubelet's PodResources API: which running container holds which device.
 
-What it tells: active pods by namespace and name, their app containers and restartable init
-containers. It never tells other init containers, uids or environments. Listing has a side effect
+What it reports: active pods by namespace and name, their app containers and restartable init
+containers. It never reports other init containers, uids or environments. Listing has a side effect
 that is wanted: kubelet first frees the devices of pods that are no longer active. It answers at
 most 100 calls a second, the rest RESOURCE_EXHAUSTED.
 
@@ -96,7 +96,7 @@ class PodList:
 
     Attributes:
         devices: who holds what.
-        instance: the life of kubelet that gave the answer: the identity of its socket.
+        instance: the kubelet instance that gave the answer: the identity of its socket.
     """
 
     devices: tuple[PodDevices, ...]
@@ -104,7 +104,7 @@ class PodList:
 
 
 class PodResourcesClient:
-    """Asks one kubelet. Belongs to the event loop; calls may overlap.
+    """Asks one kubelet. Calls may overlap.
 
     Args:
         socket_path: `/var/lib/kubelet/pod-resources/kubelet.sock`, as this process sees it.
@@ -153,7 +153,7 @@ class PodResourcesClient:
         """List every container that holds devices of ours.
 
         Raises:
-            PodResourcesError: there is no answer; `reason` tells why.
+            PodResourcesError: there is no answer; `reason` says why.
         """
         async with self._call() as (stub, instance):
             answer = typed(await stub.list(v1.ListPodResourcesRequest()))
