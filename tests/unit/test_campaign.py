@@ -261,8 +261,8 @@ def damaged(scene):
         (healthy_card_with_memory, "2: memory"),
         (journalled_clean_and_dirty, "4: the journal"),
         (journalled_as_another_image, "9: .* the journal says"),
-        (claim_not_journalled, "9: the journal has no claim"),
-        (claimed_twice, "1: .* is claimed as"),
+        (claim_not_journalled, "9: the journal has no allocation"),
+        (claimed_twice, "1: .* is allocated as"),
         (a_row_that_grew, "9: a row of the journal has grown"),
         (programmed_by_a_restart, "9: .* a restart programmed it"),
         (damaged, "the journal cannot be opened"),
@@ -288,7 +288,7 @@ def test_a_deliberate_bug_fits_the_code(name):
 
 def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim():
     rows = {"a": {"devices": [P0]}, "b": {"devices": [P1]}, "c": {"devices": [CARD]}}
-    found = checking.Snapshot(holders=rows)
+    found = checking.Snapshot(claim_owners=rows)
     assert found.of_others("a") == {P1, CARD}
     assert found.of_others("z") == {P0, P1, CARD}
 
@@ -407,7 +407,7 @@ def test_a_row_of_schema_3_has_a_claims_pods_and_a_regions_former_ones(tmp_path)
     loan = json.dumps({"pod": "a", "region": P0, "node": "/dev/n"})
     assert found == {
         ("regions", P0): record("DIRTY") | {"former": ["a"]},
-        ("claim_owners", "c"): {"devices": [P1], "pods": ["b"]},
+        ("holders", "c"): {"devices": [P1], "pods": ["b"]},
         ("loans", loan): True,
     }
 
