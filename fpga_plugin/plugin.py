@@ -241,7 +241,7 @@ class DevicePlugin:
 
     Attributes:
         calls: kubelet's calls.
-        owners: find out whose claims these are.
+        owners: find out whose the devices are.
         reconciler: what a stock kubelet does not say.
     """
 

@@ -343,10 +343,10 @@ class CardOperations:
         return made
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
-        """Clear the card's memory, unless somebody may still use it; then the debt stays open.
+        """Clear the card's memory, unless somebody may still use it; then that stays pending.
 
         The knobs belong to the card: they would wipe a neighbour's memory too. And while another
-        region is not clean, what is on it may write the memory again: only when all are, the debt
+        region is not clean, what is on it may write the memory again: only when all are, the clear
         is paid.
 
         Raises:
@@ -429,7 +429,7 @@ class Work:
         blank: Bitstream | None,
         keeping: Collection[RegionId] = (),
     ) -> None:
-        """Scrub regions but for the card's memory, which is a debt from now on.
+        """Scrub regions but for the card's memory, whose clear is pending from now on.
 
         `keeping`: those whose function stays (`Naming.keeps`).
 

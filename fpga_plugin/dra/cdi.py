@@ -58,14 +58,14 @@ class CdiFiles:
         """Where a claim's file is, or would be."""
         return owner.file or self.path(owner.uid)
 
-    def write(self, owner: ClaimOwner, claims: Iterable[Allocation]) -> None:
+    def write(self, owner: ClaimOwner, allocations: Iterable[Allocation]) -> None:
         """Make or replace a claim's file.
 
         Raises:
             CdiError: it cannot be written.
         """
         path = self.of(owner)
-        content = _ENCODER.encode(self._content(owner, claims))
+        content = _ENCODER.encode(self._content(owner, allocations))
         try:
             with self._one:
                 self._check_reached(path)
@@ -116,8 +116,8 @@ class CdiFiles:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 
-    def _content(self, owner: ClaimOwner, claims: Iterable[Allocation]) -> Mapping[str, Any]:
-        granted = {claim.device: claim for claim in claims}
+    def _content(self, owner: ClaimOwner, allocations: Iterable[Allocation]) -> Mapping[str, Any]:
+        granted = {allocation.device: allocation for allocation in allocations}
         of_requests: dict[str, list[Allocation]] = {}
         for device in owner.devices:
             for request in owner.requests.get(device, ()):
@@ -130,7 +130,7 @@ class CdiFiles:
                 {
                     "name": f"{owner.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        _allocation(granted[device]),
+                        _answer(granted[device]),
                         [variables[request] for request in owner.requests.get(device, ())],
                     ),
                 }
@@ -155,20 +155,20 @@ def request_variable(request: str) -> str:
     )
 
 
-def _allocation(claim: Allocation) -> AllocateAnswer:
-    return AllocateAnswer.of(Resource.parse(claim.resource), claim.grants)
+def _answer(allocation: Allocation) -> AllocateAnswer:
+    return AllocateAnswer.of(Resource.parse(allocation.resource), allocation.grants)
 
 
-def _variables(request: str, claims: Iterable[Allocation]) -> Mapping[str, str]:
+def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, str]:
     """What a container finds all devices of a request by, as in one answer to Allocate.
 
     Each of these devices sets them to the same, so it does not matter which is injected last.
     """
     grants: dict[RegionId, Grant] = {}
     of_resources: dict[ResourceName, dict[RegionId, Grant]] = {}
-    for claim in claims:
-        grants |= claim.grants
-        of_resources.setdefault(claim.resource, {}).update(claim.grants)
+    for allocation in allocations:
+        grants |= allocation.grants
+        of_resources.setdefault(allocation.resource, {}).update(allocation.grants)
     envs: dict[str, str] = {}
     for name, mine in of_resources.items():
         resource = Resource.parse(name)

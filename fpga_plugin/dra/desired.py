@@ -173,9 +173,9 @@ class _CardView:
         self._present: dict[RegionId, Region] = (
             {} if self.card is None else {region.id: region for region in self.card.regions}
         )
-        claims = ledger.allocations_on(card_id)
-        self._owned = {claim.device for claim in claims}
-        granted = {region for claim in claims for region in claim.grants}
+        allocations = ledger.allocations_on(card_id)
+        self._owned = {allocation.device for allocation in allocations}
+        granted = {region for allocation in allocations for region in allocation.grants}
         self.regions: tuple[RegionId, ...] = tuple(
             sorted(self._present.keys() | granted, key=device_order)
         )
@@ -248,8 +248,8 @@ class _CardView:
         if self.card is not None:
             return self.card.interface_id
         resources = (
-            self._ledger.naming.resource(claim.resource)
-            for claim in self._ledger.allocations_on(self.id)
+            self._ledger.naming.resource(allocation.resource)
+            for allocation in self._ledger.allocations_on(self.id)
         )
         return next((one.interface_id for one in resources if one is not None), None)
 

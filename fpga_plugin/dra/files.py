@@ -55,7 +55,7 @@ class ClaimFiles:
         ledger.subscribe(self._card_changed)
 
     def path(self, uid: ClaimUid, driver: str = "") -> str:
-        """Where the file of a claim is that is allocated now, under our name or a former one."""
+        """Where the file of a claim is that is allocated now, under our name or an earlier one."""
         return self._cdi.path(uid, driver)
 
     def _card_changed(self, card: CardId | None) -> None:
@@ -119,13 +119,17 @@ class ClaimFiles:
                     return None
                 written = None
                 continue
-            claims = tuple(ledger.allocations[device] for device in owner.devices)
+            allocations = tuple(ledger.allocations[device] for device in owner.devices)
             # Pods may have come to it, of which the file says nothing.
-            now = owner.requests, owner.file, [(claim.device, claim.grants) for claim in claims]
+            now = (
+                owner.requests,
+                owner.file,
+                [(allocation.device, allocation.grants) for allocation in allocations],
+            )
             if now == content or (content is None and not again and uid not in self._missing):
                 self._missing.discard(uid)
                 return owner
-            await asyncio.to_thread(self._cdi.write, owner, claims)
+            await asyncio.to_thread(self._cdi.write, owner, allocations)
             written, content = owner, now
 
     def _stale(self, owner: ClaimOwner | None) -> ClaimOwner | None:

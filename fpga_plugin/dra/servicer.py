@@ -181,9 +181,9 @@ class DraServicer:
         """Why each owned device of a card is not well; empty if it is."""
         ledger = self._ledger
         found = {}
-        for claim in ledger.allocations_on(card):
-            why = ledger.obstacles.first(claim.device, Stops.OWNER)
-            found[claim.device] = "" if why is None else why.cause or why.message
+        for allocation in ledger.allocations_on(card):
+            why = ledger.obstacles.first(allocation.device, Stops.OWNER)
+            found[allocation.device] = "" if why is None else why.cause or why.message
         return found
 
     def _message(self, package: Any, conditions: dict[DeviceId, str]) -> Any:

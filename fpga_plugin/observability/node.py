@@ -131,7 +131,7 @@ def look(settings: Settings) -> Node:
                 left_alone=left_alone[card.id],
                 alias=called.get(card.interface_id),
                 memory=memory_state(
-                    card, debt=journal is not None and card.id in journal.memory_clear_pending
+                    card, pending=journal is not None and card.id in journal.memory_clear_pending
                 ),
                 exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",

@@ -164,9 +164,9 @@ class EventView(TypedDict):
     """Something that happened to a region.
 
     `event` is `claimed`, `released`, `programmed`, `scrubbed` or `refused`; `at` is Unix time;
-    `seconds` is how long it took or, of a release, how long the claim held, null where it says
-    nothing; `pod`, and in mode `dra` the ResourceClaim `claim`, are namespace and name, empty where
-    not known; `message` says what went wrong.
+    `seconds` is how long it took or, of a release, how long the device was owned, null where it
+    says nothing; `pod`, and in mode `dra` the ResourceClaim `claim`, are namespace and name, empty
+    where not known; `message` says what went wrong.
     """
 
     at: float

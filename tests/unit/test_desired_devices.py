@@ -357,7 +357,7 @@ def test_a_region_whose_node_a_pod_has_for_another_is_held_back_and_so_is_its_ca
     ledger.hardware.card_gone(CARD.id)
     found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
     scrub(ledger, OTHER)
-    lent = (Taint("held", "node-lent"),)
+    lent = (Taint("held", "tenancy"),)
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == lent
     assert taints(ledger, device(OTHER, 1)) == ()
     ledger.dra.end_claim(ClaimUid(f"claim-{P0}"))

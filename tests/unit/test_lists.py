@@ -112,7 +112,7 @@ def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
     assert shown(lists)[device(OTHER, 0)]
 
 
-def test_a_memory_debt_holds_back_the_whole_card_only() -> None:
+def test_a_memory_clear_pending_holds_back_the_whole_card_only() -> None:
     ledger, lists = two()
     ledger.work.set_memory_clear_pending(CARD.id, open_=True)
     assert shown(lists, WHOLE)[BOARD] is False

@@ -30,7 +30,7 @@ class Lists:
 
 def endpoint(directory: Path) -> Endpoint:
     resource = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
-    return Endpoint(resource, Lists(), str(directory), lives=Lists())
+    return Endpoint(resource, Lists(), str(directory), reconciler=Lists())
 
 
 def registry(directory: Path) -> RegistrySocket:
