@@ -134,7 +134,7 @@ class Debugging:
 
     # ---------------------------------------------------------------- what a pod asks for
 
-    async def target(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
+    async def requested(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
         """What the pod of a PreStart asks for; None: nothing, or it may not."""
         # Of a namespace that is known without asking anybody: its pods pay nothing for debugging.
         forbidden = identity.namespace and not self._allows(identity.namespace)

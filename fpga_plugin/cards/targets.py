@@ -78,7 +78,9 @@ class Targets:
 
     async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
         """What the pod wants of its regions should the container fail."""
-        return None if self._debugging is None else await self._debugging.target(identity, devices)
+        return (
+            None if self._debugging is None else await self._debugging.requested(identity, devices)
+        )
 
     def named(self, error: FpgaPluginError) -> FpgaPluginError:
         """The same error for people: with what the store's manifest calls the ids in it.

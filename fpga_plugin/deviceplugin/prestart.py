@@ -293,8 +293,8 @@ class PreStarts:
         if missing:
             if identity.pod is None:
                 raise RefusedError(
-                    f"{', '.join(missing)}: neither the plugin nor kubelet's records know an"
-                    " allocation",
+                    f"{', '.join(missing)}: no allocation is known, and kubelet's records show"
+                    " none",
                     hint=DELETE_THE_POD,
                 )
             for device in missing:

@@ -96,7 +96,7 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch):
 
     async def scene():
         async with asyncio.timeout(LIMIT):
-            assert await made.wish(identity, [P0]) is None
+            assert await made.requested(identity, [P0]) is None
             ledger.device_plugin.release([P0])
             await made.look()
             clock.now += DECIDE_SECONDS
@@ -109,7 +109,7 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch):
 def test_a_pod_that_is_not_known_is_not_debugged():
     ledger, _ = make_ledger(CARD)
     made, _, _ = debugging(ledger, pod(annotations={"fpga.intel.com/debug": "true"}))
-    assert asyncio.run(made.wish(Identity(), [P0])) is None
+    assert asyncio.run(made.requested(Identity(), [P0])) is None
 
 
 def test_a_value_that_means_nothing_is_told_to_its_pod():

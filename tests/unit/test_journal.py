@@ -1040,13 +1040,17 @@ EVERYTHING = Change(
 )
 
 FORM = f"""\
+alias_bindings|{PREFIX}/region-gzip|{{"interface_id":"{"0" * 32}","current":true}}
 allocations|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/a"],\
 "shared":["/dev/b"],"mounts":[{{"host_path":"/c","container_path":"/d","read_only":true}}],\
 "env":{{"E":"f"}}}}}},\
 "started":true,"prestart_seen":true,"missed_prestart":true,"pod":"pod","instance":"b","prestarts":2,"poststops":1,\
 "number":7,"since":1.5}}
+claim_owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
+"requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
+"prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
+"debug":true}}}},"ended":true}}
 commits||2
-memory_clear_pending|{CARD.id}|true
 debug_holds|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
 "seconds":600.0,"failure":"why","until":1000.5}}
 drained|{CARD.id}|true
@@ -1054,17 +1058,13 @@ facts|boot|"a"
 facts|environment|"c"
 facts|kubelet|"b"
 facts|lost|"d"
-claim_owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
-"requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
-"prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
-"debug":true}}}},"ended":true}}
 identity||{"0" * 32}
 images|{{"region":"{P0}","afu_id":"{AFU}"}}|true
-alias_bindings|{PREFIX}/region-gzip|{{"interface_id":"{"0" * 32}","current":true}}
+memory_clear_pending|{CARD.id}|true
+pending_poststops|{P0}|3
 rebinding|{CARD.id}|true
 regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}"}}
 resources|{REGIONS}|true
-pending_poststops|{P0}|3
 tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|{{"key":{{"region":"{P0}",\
 "allocation":7,"pod":"pod"}},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,\
 "cgroups":[{{"tree":"/t","path":"/t/p","device":1,"inode":2}}]}}

@@ -413,5 +413,5 @@ def test_an_alias_that_the_journal_lost_is_told_by_an_allocations_card_that_is_t
     ledger.commit(Change(allocations={**allocations}))
     assert ledger.naming.named_resource(name).interface_id == OTHER.interface_id
     ledger.hardware.card_gone(OTHER.id)
-    with pytest.raises(RefusedError, match="nothing reports it"):
+    with pytest.raises(RefusedError, match="nothing reports which"):
         ledger.naming.named_resource(name)
