@@ -95,13 +95,13 @@ class DeviceLists:
         return self._lists[resource]
 
     def _renew(self) -> None:
-        """Derive anew what changed."""
+        """Derive again what changed."""
         for card in self._stale:
             self._renew_card(card)
         self._stale.clear()
 
     def _renew_card(self, card: CardId) -> None:
-        """Derive a card's share anew, and forget the lists that it changes."""
+        """Derive a card's share again, and forget the lists that it changes."""
         before, share = self._shares.get(card, {}), self._share(card)
         for resource in before.keys() | share.keys():
             if before.get(resource) != share.get(resource):

@@ -1,4 +1,4 @@
-"""The end of allocations that kubelet tells (Deallocate) or that its records show (reconcile)."""
+"""The end of allocations that kubelet reports (Deallocate) or that its records show (reconcile)."""
 
 from collections.abc import Sequence
 

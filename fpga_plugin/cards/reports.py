@@ -62,7 +62,7 @@ class Report:
 
 
 class ReportObserver(Protocol):
-    """Is told what was done to regions. Must not raise."""
+    """Is notified what was done to regions. Must not raise."""
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared, or that failed."""

@@ -48,13 +48,13 @@ _MAX_AT_ONCE = 1000
 
 
 class Targets:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger and the backend.
         store: where bitstreams come from.
         reads: of cards that may not answer.
-        recorder: is told of variables that mean nothing.
+        recorder: is notified of variables that mean nothing.
         unknown: what is done about those.
         debugging: what pods' annotations ask for; None: they are not read.
     """
@@ -79,7 +79,9 @@ class Targets:
 
     async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
         """What the pod wants of its regions should the container fail."""
-        return None if self._debugging is None else await self._debugging.target(identity, devices)
+        return (
+            None if self._debugging is None else await self._debugging.requested(identity, devices)
+        )
 
     def named(self, error: FpgaPluginError) -> FpgaPluginError:
         """The same error for people: with what the store's manifest calls the ids in it.

@@ -95,7 +95,7 @@ class KubeletDouble(PluginManager):
             directory: kubelet's device plugin directory.
             profile: see `EXTENDED`, `FORK` and `STOCK`.
             podresources_path: where to serve PodResources v1 List; None: nowhere.
-            on_list: is told of every list as it comes.
+            on_list: is notified of every list as it comes.
         """
         super().__init__(directory, on_list=on_list)
         self.profile = profile

@@ -123,7 +123,7 @@ class PluginManager(RegistrationBase):
 
         Args:
             directory: is made if it is not there.
-            on_list: is told of every list as it comes.
+            on_list: is notified of every list as it comes.
         """
         self.directory = directory
         self.lists: dict[ResourceName, DeviceList] = {}
@@ -251,7 +251,7 @@ class PluginManager(RegistrationBase):
         No list is passed over, however quickly they follow each other.
 
         Raises:
-            TimeoutError: none came in `timeout` seconds; tells the last one.
+            TimeoutError: none came in `timeout` seconds; reports the last one.
         """
         present = self.lists.get(resource)
         if present is not None and predicate(present):

@@ -2,7 +2,7 @@
 
 It listens where the daemon itself does: the ledger for regions, the lists that kubelet got, the
 calls that were answered, the reports of work. Nothing here may fail: the ledger is in the middle of
-a step when it tells.
+a step when it reports.
 """
 
 import time
@@ -24,7 +24,7 @@ Sink = Callable[[float, Event], None]
 
 
 class Recorder:
-    """Belongs to the event loop.
+    """See the module.
 
     Attributes:
         regions: each region as it is now.

@@ -59,7 +59,7 @@ async def url(node: Node) -> str:
     """
     try:
         async with asyncio.timeout(ADDRESS_SECONDS):
-            while not (served := node.served()):  # noqa: ASYNC110  # nothing tells of it
+            while not (served := node.served()):  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise ServeError(
@@ -116,7 +116,7 @@ def _pods(interface_id: InterfaceId, afus: list[AfuId]) -> Iterator[DemoPod]:
             env = {}
         elif role != "refused":
             env["FPGA_AFU_1"] = next(images)
-        resource = card if role == "card" else region
+        resource = ResourceName(card if role == "card" else region)
         yield DemoPod(
             name=f"{role}-{number}",
             namespace=_TEAMS[number % len(_TEAMS)],

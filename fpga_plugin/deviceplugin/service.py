@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class DevicePluginService:
-    """Belongs to the event loop. Ids come as kubelet sent them, unchecked.
+    """Ids come as kubelet sent them, unchecked.
 
     Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
 

@@ -2,7 +2,7 @@
 
 One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which names may begin with a
 digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
-files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
+files are written again at each Prepare and at each start of the plugin. A runtime drops a file that
 it does not understand, and a container whose device is in none does not start.
 """
 
@@ -65,7 +65,7 @@ class CdiFiles:
     def write(
         self,
         owner: ClaimOwner,
-        claims: Collection[Allocation],
+        allocations: Collection[Allocation],
         cards: Mapping[DeviceId, Card] | None = None,
     ) -> None:
         """Make or replace a claim's file, and before it what its containers read.
@@ -80,8 +80,8 @@ class CdiFiles:
             with self._one:
                 mounts = {}
                 if self._metadata is not None:
-                    mounts = self._metadata.write(owner, claims, cards or {})
-                content = _ENCODER.encode(self._content(owner, claims, mounts))
+                    mounts = self._metadata.write(owner, allocations, cards or {})
+                content = _ENCODER.encode(self._content(owner, allocations, mounts))
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 # The runtime reads *.json and *.yaml only, and no temporary file.
@@ -135,9 +135,9 @@ class CdiFiles:
                         os.unlink(os.path.join(self._directory, name))
 
     def _content(
-        self, owner: ClaimOwner, claims: Iterable[Allocation], mounts: Mapping[str, Mount]
+        self, owner: ClaimOwner, allocations: Iterable[Allocation], mounts: Mapping[str, Mount]
     ) -> Mapping[str, Any]:
-        granted = {claim.device: claim for claim in claims}
+        granted = {allocation.device: allocation for allocation in allocations}
         of_requests: dict[str, list[Allocation]] = {}
         for device in owner.devices:
             for request in owner.requests.get(device, ()):
@@ -150,7 +150,7 @@ class CdiFiles:
                 {
                     "name": f"{owner.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        _allocation(granted[device]),
+                        _answer(granted[device]),
                         [variables[request] for request in owner.requests.get(device, ())],
                         [mounts[name] for name in owner.requests.get(device, ()) if name in mounts],
                     ),
@@ -176,20 +176,20 @@ def request_variable(request: str) -> str:
     )
 
 
-def _allocation(claim: Allocation) -> AllocateAnswer:
-    return AllocateAnswer.of(Resource.parse(claim.resource), claim.grants)
+def _answer(allocation: Allocation) -> AllocateAnswer:
+    return AllocateAnswer.of(Resource.parse(allocation.resource), allocation.grants)
 
 
-def _variables(request: str, claims: Iterable[Allocation]) -> Mapping[str, str]:
-    """What a container finds all devices of a request by, as in one answer of the first door.
+def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, str]:
+    """What a container finds all devices of a request by, as in one answer to Allocate.
 
     Each of these devices sets them to the same, so it does not matter which is injected last.
     """
     grants: dict[RegionId, Grant] = {}
     of_resources: dict[ResourceName, dict[RegionId, Grant]] = {}
-    for claim in claims:
-        grants |= claim.grants
-        of_resources.setdefault(claim.resource, {}).update(claim.grants)
+    for allocation in allocations:
+        grants |= allocation.grants
+        of_resources.setdefault(allocation.resource, {}).update(allocation.grants)
     envs: dict[str, str] = {}
     for name, mine in of_resources.items():
         resource = Resource.parse(name)
@@ -219,7 +219,7 @@ def _edits(
             {
                 "hostPath": mount.host_path,
                 "containerPath": mount.container_path,
-                # As kubelet asks for by the first door.
+                # As kubelet asks for with the device plugin API.
                 "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
             }
             for mount in mounts

@@ -2,7 +2,7 @@
 
 NodePrepareResources names a claim only. It is read here, and counts only if its uid is the one that
 kubelet named. A claim that the scheduler made for a pod's extended resources has no config but the
-class's: what its containers ask for stands in their environment, as by the first door.
+class's: what its containers ask for stands in their environment, as with the device plugin API.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -212,7 +212,7 @@ class ClaimReader:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         driver: our name.
         node: ours; the name of its pool, too.
-        named: is told what the pods of a claim are called.
+        named: is called what the pods of a claim are called.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class ClaimReader:
 
         Raises:
             NoSuchClaimError: there is none of this uid.
-            NoSourceError: the API server does not tell.
+            NoSourceError: the API server does not say.
             FpgaPluginError: it cannot be served.
         """
         path = (

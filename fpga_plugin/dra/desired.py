@@ -1,4 +1,4 @@
-"""What the scheduler is told: the ledger as devices, counters and taints.
+"""What the scheduler is sent: the ledger as devices, counters and taints.
 
 The device plugin's lists hide a card while its regions are owned. Here nothing is hidden: a card
 and its regions share counters, and the scheduler, which does all accounting, keeps them apart. So
@@ -49,7 +49,7 @@ _WHOEVER_OWNS_IT: Final = FAILED | {
     *(Kind.GONE, Kind.INCOMPLETE),
     *(Kind.DRAINED, Kind.EXPOSED, Kind.POD),
 }
-"""What the scheduler is told of a device that has an owner, too."""
+"""What the scheduler is sent of a device that has an owner, too."""
 
 _WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
 
@@ -138,7 +138,7 @@ class DesiredDevices:
         }[advertise]
 
     def __call__(self, form: Form) -> tuple[Slice, ...]:
-        """The slices, in order; at least one, so that an empty pool is told as well."""
+        """The slices, in order; at least one, so that an empty pool is reported as well."""
         ledger = self._ledger
         cards = sorted(
             ledger.cards.keys() | {card_of(device) for device in ledger.allocations},
@@ -170,9 +170,9 @@ class _CardView:
         self._present: dict[RegionId, Region] = (
             {} if self.card is None else {region.id: region for region in self.card.regions}
         )
-        claims = ledger.allocations_on(card_id)
-        self._owned = {claim.device for claim in claims}
-        granted = {region for claim in claims for region in claim.grants}
+        allocations = ledger.allocations_on(card_id)
+        self._owned = {allocation.device for allocation in allocations}
+        granted = {region for allocation in allocations for region in allocation.grants}
         self.regions: tuple[RegionId, ...] = tuple(
             sorted(self._present.keys() | granted, key=device_order)
         )
@@ -231,8 +231,8 @@ class _CardView:
         if self.card is not None:
             return self.card.interface_id
         resources = (
-            self._ledger.naming.resource(claim.resource)
-            for claim in self._ledger.allocations_on(self.id)
+            self._ledger.naming.resource(allocation.resource)
+            for allocation in self._ledger.allocations_on(self.id)
         )
         return next((one.interface_id for one in resources if one is not None), None)
 

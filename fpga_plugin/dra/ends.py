@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class ClaimEnds:
-    """What kubelet's calls and its record say of the ends of claims. Belongs to the event loop.
+    """What kubelet's calls and its record say of the ends of claims.
 
     Args:
         ledger: who has what.

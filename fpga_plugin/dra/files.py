@@ -36,7 +36,7 @@ RETRY_SECONDS: Final = 30.0
 
 
 class ClaimFiles:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: who has what.
@@ -55,7 +55,7 @@ class ClaimFiles:
         ledger.subscribe(self._card_changed)
 
     def path(self, uid: ClaimUid, driver: str = "") -> str:
-        """Where the file of a claim is that is allocated now, under our name or a former one."""
+        """Where the file of a claim is that is allocated now, under our name or an earlier one."""
         return self._cdi.path(uid, driver)
 
     def _card_changed(self, card: CardId | None) -> None:
@@ -97,10 +97,10 @@ class ClaimFiles:
             else:
                 self._failing.discard(uid)
 
-    async def settle(self, uid: ClaimUid, *, anew: bool = False) -> ClaimOwner | None:
+    async def settle(self, uid: ClaimUid, *, again: bool = False) -> ClaimOwner | None:
         """Make a claim's file what the ledger says, until both agree.
 
-        `anew`: it is written although it should be there.
+        `again`: it is written although it should be there.
 
         Returns the claim as its file has it; None: it has none that anybody answers for.
 
@@ -119,14 +119,18 @@ class ClaimFiles:
                     return None
                 written = None
                 continue
-            claims = tuple(ledger.allocations[device] for device in owner.devices)
+            allocations = tuple(ledger.allocations[device] for device in owner.devices)
             # Pods may have come to it, of which the file says nothing.
-            now = owner.requests, owner.file, [(claim.device, claim.grants) for claim in claims]
-            if now == content or (content is None and not anew and uid not in self._missing):
+            now = (
+                owner.requests,
+                owner.file,
+                [(allocation.device, allocation.grants) for allocation in allocations],
+            )
+            if now == content or (content is None and not again and uid not in self._missing):
                 self._missing.discard(uid)
                 return owner
-            cards = {one.device: ledger.cards[card_of(one.device)] for one in claims}
-            await asyncio.to_thread(self._cdi.write, owner, claims, cards)
+            cards = {one.device: ledger.cards[card_of(one.device)] for one in allocations}
+            await asyncio.to_thread(self._cdi.write, owner, allocations, cards)
             written, content = owner, now
 
     def _stale(self, owner: ClaimOwner | None) -> ClaimOwner | None:

@@ -1,8 +1,8 @@
-"""Kubelet's calls of the second door: messages in, `ClaimLifecycle` behind, messages out.
+"""Kubelet's DRA calls: messages in, `ClaimLifecycle` behind, messages out.
 
-All claims of a call are served at the same time, so that one that waits for a former owner does not
-hold up another, and each has an answer of its own: an error of one is no error of the call. A claim
-that kubelet names twice is served once.
+All claims of a call are served at the same time, so that one that waits for an earlier tenant does
+not hold up another, and each has an answer of its own: an error of one is no error of the call. A
+claim that kubelet names twice is served once.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dr
 from fpga_plugin.kubernetes.names import parse_claim_uid, parse_name
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""What kubelet is told that is served; of each service it takes the first that it knows."""
+"""What kubelet is sent that is served; of each service it takes the first that it knows."""
 
 MAX_CLAIMS: Final = 256
 """Of one call; a pod has at most a few dozen."""
@@ -68,7 +68,7 @@ class DraServicer:
     ) -> None:
         self._recorder = recorder
         self._evictions = evictions
-        self._lifecycle = life
+        self._lifecycle = lifecycle
         self._ledger = ledger
         self._pool = pool
         self._since: dict[tuple[DeviceId, bool], int] = {}
@@ -192,9 +192,9 @@ class DraServicer:
         """Why each owned device of a card is not well; empty if it is."""
         ledger = self._ledger
         found = {}
-        for claim in ledger.allocations_on(card):
-            why = ledger.obstacles.first(claim.device, Stops.OWNER)
-            found[claim.device] = "" if why is None else why.cause or why.message
+        for allocation in ledger.allocations_on(card):
+            why = ledger.obstacles.first(allocation.device, Stops.OWNER)
+            found[allocation.device] = "" if why is None else why.cause or why.message
         return found
 
     def _message(self, package: Any, conditions: dict[DeviceId, str]) -> Any:

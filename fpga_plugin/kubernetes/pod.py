@@ -1,4 +1,4 @@
-"""A pod as a source tells it: what its containers' environments are made of, and which of them run.
+"""A pod as a source reports it: its containers' environments, and which of them run.
 
 Two sources tell it (`podsapi`, `apiserver`), in two encodings of the same core/v1 Pod; from here on
 there is one. Values of variables are a tenant's own and may be secrets: a `Pod` lives for the time

@@ -67,7 +67,7 @@ class _Cards:
             if one["open"] and one["method"] != "Allocate"
             for device in one["devices"]
         }
-        self._holders = by_device(plugin.ledger)
+        self._claims = by_device(plugin.ledger)
 
     def card(self, card_id: CardId) -> CardView:
         ledger = self._ledger
@@ -84,7 +84,7 @@ class _Cards:
             "drained": card_id in ledger.drained,
             "memory": ""
             if card is None
-            else memory_state(card, debt=card_id in ledger.memory_clear_pending),
+            else memory_state(card, pending=card_id in ledger.memory_clear_pending),
             "iommu": "" if card is None else card.iommu.value,
             "note": self._note(card_id, card),
             "passing": self._passing(card_id, card),
@@ -105,8 +105,8 @@ class _Cards:
             return list(card.regions)
         return [
             Region(card_id, int(region.rpartition("-p")[2]), grant)
-            for claim in self._ledger.allocations_on(card_id)
-            for region, grant in claim.grants.items()
+            for allocation in self._ledger.allocations_on(card_id)
+            for region, grant in allocation.grants.items()
         ]
 
     def _note(self, card_id: CardId, card: Card | None) -> str:
@@ -122,9 +122,9 @@ class _Cards:
         if not card.complete:
             notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
         strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
-        if lent := sorted({one.pod for one in strangers if one.pod is not None}):
+        if tenants := sorted({one.pod for one in strangers if one.pod is not None}):
             notes.append(
-                f"pod {', '.join(lent)} still runs and may open a region of it: device numbers"
+                f"pod {', '.join(tenants)} still runs and may open a region of it: device numbers"
                 " changed after it was given its node"
             )
         return "; ".join(notes)
@@ -155,7 +155,7 @@ class _Cards:
     def _region(self, region: Region) -> RegionView:
         ledger = self._ledger
         record = ledger.record(region.id)
-        claim = ledger.region_allocation(region.id)
+        allocation = ledger.region_allocation(region.id)
         obstacles = list(ledger.obstacles.of(region.id))
         kept = ledger.debug_hold(region.id)
         why = unusable(self._plugin, self._context.settings.scrub, region)
@@ -170,10 +170,10 @@ class _Cards:
             "afu_id": record.afu_id or "",
             "bitstream": self._context.catalogue.name(record.afu_id or ""),
             "clock": self._clock(record),
-            "healthy": self._healthy(region, claim),
-            "refused": "" if claim is None else self._refusal(claim),
+            "healthy": self._healthy(region, allocation),
+            "refused": "" if allocation is None else self._refusal(allocation),
             "kept": None if kept is None else self._kept(kept),
-            "owner": None if claim is None else self._owner(claim),
+            "owner": None if allocation is None else self._owner(allocation),
         }
 
     def _reason(self, record: RegionRecord, obstacles: Iterable[Obstacle]) -> str:
@@ -188,18 +188,20 @@ class _Cards:
             waits = self._plugin.scrubber.waits_for(record.region)
         return "; its scrub waits: ".join(filter(None, (record.reason, waits)))
 
-    def _healthy(self, region: Region, claim: Allocation | None) -> bool:
+    def _healthy(self, region: Region, allocation: Allocation | None) -> bool:
         """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
-        device = DeviceId(region.id) if claim is None else claim.device
+        device = DeviceId(region.id) if allocation is None else allocation.device
         if self._listed is not None:
             return self._listed.get(device, False)
-        stops = Stops.OFFER if claim is None else Stops.OWNER
+        stops = Stops.OFFER if allocation is None else Stops.OWNER
         return self._ledger.obstacles.first(device, stops) is None
 
-    def _refusal(self, claim: Allocation) -> str:
+    def _refusal(self, allocation: Allocation) -> str:
         """Why the owner's container was not started; empty: it was not refused."""
-        use = self._holders.get(claim.device)
-        return self._refused.get((claim.device, "" if use is None else use.claim.full_name), "")
+        use = self._claims.get(allocation.device)
+        return self._refused.get(
+            (allocation.device, "" if use is None else use.claim.full_name), ""
+        )
 
     def _kept(self, kept: DebugHold) -> KeptView:
         debugging = self._plugin.debugging
@@ -217,11 +219,11 @@ class _Cards:
             return None
         return {"state": plan.state.value, "detail": plan.detail}
 
-    def _owner(self, claim: Allocation) -> OwnerView:
+    def _owner(self, allocation: Allocation) -> OwnerView:
         return {
-            **who(claim.device, claim.pod, self._holders, self._plugin.node.pods.known),
-            "device": claim.device,
-            "resource": claim.resource,
-            "ownership": claim.ownership.value,
-            "since": claim.since or None,
+            **who(allocation.device, allocation.pod, self._claims, self._plugin.node.pods.known),
+            "device": allocation.device,
+            "resource": allocation.resource,
+            "ownership": allocation.ownership.value,
+            "since": allocation.since or None,
         }

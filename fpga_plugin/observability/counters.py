@@ -26,7 +26,7 @@ _IMAGES: Final = {"program": "bitstream", "program blank": "blank"}
 
 
 class Counters:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self) -> None:
         self.calls = Counter()

@@ -1,6 +1,6 @@
 """Writes down what happens to regions a moment later and away from the calls.
 
-It listens where others do: the ledger for claims, and what the context is told of work and
+It listens where others do: the ledger for allocations, and what the context is notified of work and
 refusals. Nothing waits for it, and nothing fails by it.
 """
 
@@ -40,10 +40,10 @@ Named = Callable[[PodUid | None], PodName | None]
 
 
 class HistoryWriter:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        ledger: whose claims are written down.
+        ledger: whose allocations are written down.
         named: what pods are called.
         journal: where to.
         clock: Unix time.
@@ -62,38 +62,41 @@ class HistoryWriter:
             maxlen=MOST_WAITING
         )
         self._something = asyncio.Event()
-        self._claims: dict[CardId, dict[DeviceId, Allocation]] = {}
+        self._allocations: dict[CardId, dict[DeviceId, Allocation]] = {}
         self._owners: dict[CardId, dict[DeviceId, Use]] = {}
         self._refused: dict[RegionId, str] = {}
         self._kept = {region for region in ledger.debug_holds if ledger.debug_hold(region)}
-        holders = by_device(ledger)
-        for claim in ledger.allocations.values():
-            self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
-            if (holder := holders.get(claim.device)) is not None:
-                self._owners.setdefault(card_of(claim.device), {})[claim.device] = holder
+        claims = by_device(ledger)
+        for allocation in ledger.allocations.values():
+            self._allocations.setdefault(card_of(allocation.device), {})[allocation.device] = (
+                allocation
+            )
+            if (owner := claims.get(allocation.device)) is not None:
+                self._owners.setdefault(card_of(allocation.device), {})[allocation.device] = owner
         ledger.subscribe(self._changed)
 
     def _note(
-        self, region: RegionId, kind: Kind, event: Event, claim: Allocation | None = None
+        self, region: RegionId, kind: Kind, event: Event, allocation: Allocation | None = None
     ) -> None:
         if kind is not Kind.REFUSED:
             self._refused.pop(region, None)
-        self._waiting.append((region, kind, event, claim))
+        self._waiting.append((region, kind, event, allocation))
         self._something.set()
 
     def _changed(self, card: CardId | None) -> None:
-        """Claims of a card may have begun or ended."""
+        """Allocations of a card may have begun or ended."""
         if card is None:
             return
         now = self._clock()
-        before = self._claims.get(card, {})
+        before = self._allocations.get(card, {})
         present = {claim.device: claim for claim in self._ledger.allocations_on(card)}
-        holders = {
-            device: Use(holder, self._ledger.pods_of([device]))
+        claims = {
+            device: Use(owner, self._ledger.pods_of([device]))
             for device in present
-            if (holder := self._ledger.claim_owner_of(device)) is not None
+            if (owner := self._ledger.claim_owner_of(device)) is not None
         }
-        # The end of a claim over several cards is told card by card, and its holder goes at once.
+        # The end of a claim over several cards is reported card by card, and its owner goes at
+        # once.
         had = self._owners.get(card, {})
         for device in before.keys() | present.keys():
             old, new = before.get(device), present.get(device)
@@ -105,14 +108,14 @@ class HistoryWriter:
                 for region in old.grants:
                     self._note(region, Kind.RELEASED, event)
             if new is not None and not same:
-                pod, name = _owner(None, holders.get(device))
+                pod, name = _owner(None, claims.get(device))
                 for region in new.grants:
                     self._note(region, Kind.CLAIMED, Event(at=now, pod=pod, claim=name), new)
         if present:
-            self._claims[card] = present
-            self._owners[card] = holders
+            self._allocations[card] = present
+            self._owners[card] = claims
         else:
-            self._claims.pop(card, None)
+            self._allocations.pop(card, None)
             self._owners.pop(card, None)
         self._changed_kept(card, now)
 
@@ -151,9 +154,9 @@ class HistoryWriter:
             )
         if programmed:
             held = self._ledger.region_allocation(report.region)
-            holder = None if held is None else self._ledger.claim_owner_of(held.device)
+            owner = None if held is None else self._ledger.claim_owner_of(held.device)
             users = frozenset[PodUid]() if held is None else self._ledger.pods_of([held.device])
-            pod, claim = _owner(report.pod, None if holder is None else Use(holder, users))
+            pod, claim = _owner(report.pod, None if owner is None else Use(owner, users))
             self._note(
                 report.region,
                 Kind.PROGRAMMED,
@@ -215,12 +218,14 @@ class HistoryWriter:
         except FpgaPluginError as error:
             log.warning("history not written", events=len(batch), error=error.message)
 
-    def _entry(self, region: RegionId, kind: Kind, event: Event, claim: Allocation | None) -> Entry:
+    def _entry(
+        self, region: RegionId, kind: Kind, event: Event, allocation: Allocation | None
+    ) -> Entry:
         pod = event.pod
-        if claim is not None:
-            now = self._ledger.allocations.get(claim.device)
-            same = now is not None and now.number == claim.number
-            pod = (now.pod if now is not None and same else claim.pod) or event.pod
+        if allocation is not None:
+            now = self._ledger.allocations.get(allocation.device)
+            same = now is not None and now.number == allocation.number
+            pod = (now.pod if now is not None and same else allocation.pod) or event.pod
         name = self._named(pod)
         return Entry(
             region, kind, replace(event, pod=pod, name="" if name is None else str(name)[:512])

@@ -70,7 +70,7 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
     ),
     (
         "memory_clear_pending",
-        "Whether a card's on-card memory may still hold a former tenant's data.",
+        "Whether a card's on-card memory may still hold an earlier tenant's data.",
         lambda plugin, card: card["card"] in plugin.ledger.memory_clear_pending,
     ),
     (
@@ -208,15 +208,18 @@ def _kubelet(plugin: Plugin, views: Sequence[ResourceView]) -> Iterator[Metric]:
         ["resource", "health"],
         sorted(health.items()),
     )
-    claims: Counter[Labels] = Counter(
-        (claim.resource, claim.ownership.value.lower())
-        for claim in plugin.ledger.allocations.values()
+    allocations: Counter[Labels] = Counter(
+        (allocation.resource, allocation.ownership.value.lower())
+        for allocation in plugin.ledger.allocations.values()
     )
     for one in views:
         for ownership in (Ownership.CLAIMED, Ownership.STARTED):
-            claims.setdefault((one["resource"], ownership.value.lower()), 0)
+            allocations.setdefault((one["resource"], ownership.value.lower()), 0)
     yield _gauge(
-        "claims", "Devices that have an owner.", ["resource", "ownership"], sorted(claims.items())
+        "allocations",
+        "Devices that have an owner.",
+        ["resource", "ownership"],
+        sorted(allocations.items()),
     )
     api = plugin.device_plugin
     last = 0.0 if api is None else api.reconciler.last_read
@@ -305,7 +308,7 @@ def _work(plugin: Plugin) -> Iterator[Metric]:
     reconciled = 0 if api is None else api.reconciler.released
     yield _counter(
         "releases",
-        "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",
+        "Allocations that ended: by Deallocate, by reconciling, or implied by a later Allocate.",
         ["cause"],
         [
             (("deallocate",), ends["released"] - reconciled),

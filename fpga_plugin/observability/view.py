@@ -107,9 +107,9 @@ async def past(context: StatusContext, words: str = "") -> HistoryView:
 async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
     """Ask kubelet what the owners are called, unless all of them are known."""
     unknown = {
-        device: (claim.pod, claim.number)
-        for device, claim in ledger.allocations.items()
-        if claim.pod is not None and pods.known(claim.pod) is None
+        device: (allocation.pod, allocation.number)
+        for device, allocation in ledger.allocations.items()
+        if allocation.pod is not None and pods.known(allocation.pod) is None
     }
     if not unknown:
         return
@@ -119,9 +119,9 @@ async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
     except (FpgaPluginError, TimeoutError):
         return
     for device, (pod, generation) in unknown.items():
-        claim, names = ledger.allocations.get(device), holders.get(device, ())
+        allocation, names = ledger.allocations.get(device), holders.get(device, ())
         # Of another generation it may be the name of another pod, which has the device by now.
-        same = claim is not None and (claim.pod, claim.number) == (pod, generation)
+        same = allocation is not None and (allocation.pod, allocation.number) == (pod, generation)
         if same and len(names) == 1:
             pods.learn(pod, *names)
 
@@ -185,11 +185,11 @@ def _open(context: StatusContext, refusal: Refusal) -> bool:
         return time.time() - refusal.at < ADMISSION_SECONDS
     if refusal.claim:
         return time.time() - refusal.at < PREPARE_SECONDS
-    claims = context.plugin.ledger.allocations
+    allocations = context.plugin.ledger.allocations
     return any(
-        claim.since <= refusal.at and refusal.pod in {None, claim.pod}
-        for claim in map(claims.get, refusal.devices)
-        if claim is not None
+        allocation.since <= refusal.at and refusal.pod in {None, allocation.pod}
+        for allocation in map(allocations.get, refusal.devices)
+        if allocation is not None
     )
 
 

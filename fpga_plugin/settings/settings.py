@@ -338,7 +338,7 @@ class Settings:
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         parse_path,
         _OR_EMPTY,
-        "Kubelet's PodResources API, which tells which pod holds a device.",
+        "Kubelet's PodResources API, which reports which pod holds a device.",
         empty=_SWITCHED_OFF,
     )
     pods_socket: str | None = _optional(

@@ -88,7 +88,7 @@ def under(resource: str, prefix: str) -> ResourceName:
 
 
 class Kubelet(KubeletDouble):
-    """The double, which tells (`asks`) for which devices it asks something.
+    """The double, which reports (`asks`) for which devices it asks something.
 
     As the real one it admits one pod after the other, and lets go of devices under the same lock.
 

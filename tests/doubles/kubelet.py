@@ -52,8 +52,8 @@ class Kubelet:
         namespace: of all of them.
         known: what it says is allocatable.
         error: raised by each answer, where set.
-        instance: the life of kubelet that an answer is of.
-        on_call: is told of each question before it is answered.
+        instance: the kubelet instance that an answer is of.
+        on_call: is notified of each question before it is answered.
         answers: cleared, questions wait.
         calls: how many there were.
         checkpoint: devices that it writes down when a list is sent again; none of them where

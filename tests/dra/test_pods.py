@@ -194,7 +194,7 @@ def test_several_pods_of_a_claim_share_it_until_the_last_has_ended(
     second = node.pod("second", container(LOOK), resourceClaims=[by_claim(claim)])
     second.until_running()
     until(lambda: second.output() == first.output() != "", "the second has the same")
-    assert len(node.served("NodePrepareResources")) == 1, "no call tells of the second"
+    assert len(node.served("NodePrepareResources")) == 1, "no call reports the second"
     first.delete()
     first.until_gone()
     assert (node.afu(P0), node.served("NodeUnprepareResources")) == (AFU, [])

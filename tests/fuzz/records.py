@@ -171,7 +171,7 @@ def _file(data: bytes) -> None:
 def _claim(device: str, resource: str, **fields: object) -> list[object]:
     region = _OURS.regions[0]
     claim = Allocation(DeviceId(device), ResourceName(resource), grants={region.id: region.grant})
-    return ["claims", device, msgspec.to_builtins(claim) | fields]
+    return ["allocations", device, msgspec.to_builtins(claim) | fields]
 
 
 _REGION = _OURS.regions[0].id

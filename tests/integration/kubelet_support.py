@@ -1,7 +1,7 @@
 """Both sides of the kubelet layer, as small as its tests allow.
 
 `Kubelet` registers, dials back and keeps streams as the three generations of kubelet's own handler
-do (`deviceplugin/registration.py` tells them apart); `Calls` stands for the life of allocations
+do (`deviceplugin/registration.py` distinguishes them); `Calls` stands for the life of allocations
 behind the layer.
 """
 
@@ -79,7 +79,7 @@ class Changes:
 
 
 class Calls:
-    """Plays `DevicePluginService` and `Reconciler`: notes what is called, answers what the test says."""
+    """Plays `DevicePluginService` and `Reconciler`: notes calls, answers what the test says."""
 
     def __init__(self, changes: Changes) -> None:
         self.lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}

@@ -43,7 +43,7 @@ class FakePod:
         self.app: dict[str, Mapping[str, object]] = {"app": APP_ENV} if app is None else app
         self.sidecars: frozenset[str] = frozenset()
         self.states: dict[str, dict] = {}
-        self.sandbox: bool | None = True  # None: kubelets before 1.29, which do not tell
+        self.sandbox: bool | None = True  # None: kubelets before 1.29, which do not say
         self.phase = "Pending"
 
     def json(self) -> dict:

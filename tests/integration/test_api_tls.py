@@ -10,7 +10,7 @@ and after a 401 | kubeconfig | | 401, 403 | both | 401 | 401 |
 | 409 | a stale write | | writes (`test_slices.py`) |
 | 429 with Retry-After | by priority and fairness | yes | yes |
 | slow | stopped (SIGSTOP) | drip by drip | |
-| dead | killed and started anew | no handshake; half an answer | silent watch |
+| dead | killed and started again | no handshake; half an answer | silent watch |
 | a proxy's 404, 503, pages, redirects | | 404, 503 | all |
 | what is no JSON, too long, too deep | | | yes |
 """

@@ -32,7 +32,7 @@ class Streaming(PodsServer):
     """A Pods API with the stream.
 
     Attributes:
-        initial: what each new stream tells at first.
+        initial: what each new stream reports at first.
         streams: how many there were.
     """
 

@@ -116,7 +116,7 @@ def test_the_ten_minutes_of_the_install(cluster: Cluster) -> None:
     until(lambda: offers_nothing(cluster), "nothing is offered")
     told = cluster.types(serve)
     assert "Phase:          Succeeded" in told
-    # Kubelet tells the API server some seconds later, as the document says.
+    # Kubelet reports the API server some seconds later, as the document says.
     nodes = next(line for line in serve.splitlines() if line.strip().startswith("kubectl get"))
     until(lambda: f"{REGIONS}:2" in cluster.types(nodes), "the node's regions are told")
     until(lambda: f"{CARDS}:1" in cluster.types(nodes), "the node's card is told")

@@ -180,7 +180,7 @@ class Rack:
     """The backend over boards; every method is called by a job.
 
     Attributes:
-        touched: is told of each region that an operation is about to disturb.
+        touched: is notified of each region that an operation is about to disturb.
         operations: how many more the process lives for; None: for ever.
         accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
@@ -578,7 +578,7 @@ def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
 
 
 class Plugin:
-    """One life of the plugin's process: the real ledger and lifecycle on the world's doubles."""
+    """One run of the plugin's process: the real ledger and lifecycle on the world's doubles."""
 
     def __init__(
         self,
@@ -621,13 +621,13 @@ class Plugin:
         self.actions, self.operations = plugin.actions, plugin.operations
         self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
-            self.claims, self.lives, self.owners = api.calls, api.reconciler, api.owners
+            self.calls, self.reconciler, self.owners = api.calls, api.reconciler, api.owners
             self.lists = api.calls._lists
 
-    def kubelet_begins(self, life: str) -> None:
-        """A life of kubelet was found."""
-        lives = self.lives if self.dra is None else self.ledger.allocations
-        self.call(lambda: lives.kubelet_found(life))
+    def kubelet_begins(self, instance: str) -> None:
+        """A kubelet instance was found."""
+        steps = self.reconciler if self.dra is None else self.ledger.device_plugin
+        self.call(lambda: steps.kubelet_found(instance))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

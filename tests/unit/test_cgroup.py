@@ -437,7 +437,7 @@ def test_cgroups_that_do_not_tell_are_logged_once(v2):
     with capture_logs() as logs:
         assert pods.may_live(UID)
         assert pods.may_live(STATIC)
-    assert [line["event"] for line in logs] == ["cgroups do not tell whether a pod still runs"]
+    assert [line["event"] for line in logs] == ["cgroups do not say whether a pod still runs"]
 
 
 # ------------------------------------------------------------------ containers of a pod

@@ -573,10 +573,10 @@ def joined(replay: Replay, happens: Any) -> Any:
     replay.step_prepare(1, 0)
     replay.step_claim_read(1, 0)
     replay.cancel(1)
-    (work,) = replay.life._work.values()
+    (work,) = replay.lifecycle._work.values()
     happens()
     replay.step_prepare(1, 0)
-    assert replay.life._work == {uid(1): work}, "it has joined"
+    assert replay.lifecycle._work == {uid(1): work}, "it has joined"
     return answered(replay, 1)
 
 

@@ -164,7 +164,7 @@ class Pods:
 
     async def pod(self, _uid, _held):
         if self.answer is None:
-            raise NoSourceError("nobody tells")
+            raise NoSourceError("nobody reports")
         return self.answer
 
 
@@ -245,7 +245,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
 @pytest.mark.parametrize(
     "answer",
     [None, pod(State(Phase.RUNNING), ended=False), pod(ended=False)],
-    ids=["nobody tells", "it runs", "it waits"],
+    ids=["nobody reports", "it runs", "it waits"],
 )
 def test_without_a_failure_it_is_scrubbed_soon(answer):
     ledger, _ = started()
@@ -402,7 +402,7 @@ def wish(annotations, **allowed):
     ledger, _ = make_ledger(CARD)
     made, _, _ = debugging(ledger, pod(annotations=annotations), **allowed)
     identity = Identity(POD, frozenset({"app"}))
-    return asyncio.run(made.wish(identity, [P0])), made._recorder.told
+    return asyncio.run(made.requested(identity, [P0])), made._recorder.told
 
 
 @pytest.mark.parametrize(
@@ -428,10 +428,10 @@ def test_a_pod_of_a_namespace_that_is_not_allowed_pays_nothing():
     asked = {"fpga.intel.com/debug": "true"}
     made, _, _ = debugging(ledger, pod(annotations=asked), namespaces=("tenant",))
     of = Identity(POD, name=PodName("tenant", "compress"))
-    assert asyncio.run(made.wish(of, [P0])) is not None
+    assert asyncio.run(made.requested(of, [P0])) is not None
     made._pods = None  # nobody to ask
     of = Identity(POD, name=PodName("other", "compress"))
-    assert asyncio.run(made.wish(of, [P0])) is None
+    assert asyncio.run(made.requested(of, [P0])) is None
 
 
 def test_there_is_time_for_the_api_server_after_a_kubelet_that_does_not_answer():

@@ -69,7 +69,7 @@ def test_a_pod_is_asked_for_once_a_look_and_all_its_regions_are_kept():
 
 @pytest.mark.parametrize("known", [None, PodName("tenant", "compress")])
 def test_who_is_asked_knows_what_the_pod_is_called(known):
-    """After a restart only the journal tells, and the API server is asked by the name."""
+    """After a restart only the journal reports, and the API server is asked by the name."""
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(3)))
     learnt = []
@@ -96,7 +96,7 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch):
 
     async def scene():
         async with asyncio.timeout(LIMIT):
-            assert await made.wish(identity, [P0]) is None
+            assert await made.requested(identity, [P0]) is None
             ledger.device_plugin.release([P0])
             await made.look()
             clock.now += DECIDE_SECONDS
@@ -109,7 +109,7 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch):
 def test_a_pod_that_is_not_known_is_not_debugged():
     ledger, _ = make_ledger(CARD)
     made, _, _ = debugging(ledger, pod(annotations={"fpga.intel.com/debug": "true"}))
-    assert asyncio.run(made.wish(Identity(), [P0])) is None
+    assert asyncio.run(made.requested(Identity(), [P0])) is None
 
 
 def test_a_value_that_means_nothing_is_told_to_its_pod():
@@ -126,7 +126,7 @@ def test_the_time_in_which_a_status_may_come_begins_anew_with_each_owner(seen):
     ledger, _ = started()
     made, clock, _ = debugging(ledger)
     ledger.device_plugin.release([P0])
-    look(made)  # nobody tells yet
+    look(made)  # nobody reports yet
     ledger.device_plugin.allocate(REGIONS, [P0])
     if seen == "free":
         look(made)

@@ -1,4 +1,4 @@
-"""What the scheduler is told of cards and regions."""
+"""What the scheduler is sent of cards and regions."""
 
 import re
 from dataclasses import replace
@@ -8,7 +8,7 @@ from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
-from test_holders import POD, owner
+from test_dra_steps import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.dra.desired import DesiredDevices, Effect, Form, Slice, Taint
@@ -29,7 +29,7 @@ OLD = Form(counters=False, taints=False)
 def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
     required = scrub_policy is ScrubPolicy.REQUIRED
     ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
-    ledger.obstacles._claims = True
+    ledger.obstacles._dra = True
     return DesiredDevices(ledger, advertise=advertise)
 
 
@@ -371,7 +371,7 @@ def test_a_region_whose_node_a_pod_has_for_another_is_held_back_and_so_is_its_ca
     ledger.hardware.card_gone(CARD.id)
     found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
     scrub(ledger, OTHER)
-    lent = (Taint("held", "node-lent"),)
+    lent = (Taint("held", "tenancy"),)
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == lent
     assert taints(ledger, device(OTHER, 1)) == ()
     ledger.dra.end_claim(ClaimUid(f"claim-{P0}"))

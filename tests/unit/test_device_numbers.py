@@ -19,7 +19,7 @@ from ledger_support import (
     start,
 )
 from msgspec import UNSET
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.journal.records import Tenancy
 from fpga_plugin.allocation.journal.rows import statements

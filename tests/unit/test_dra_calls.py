@@ -1,7 +1,7 @@
 """Kubelet's calls of the second api over a socket: what each claim is answered, and who hears it.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-a claim goes through is in test_claim_lifecycle.py, the door with a daemon behind in
+a claim goes through is in test_claim_lifecycle.py, the driver with a daemon behind in
 tests/integration/test_dra.py.
 """
 
@@ -184,7 +184,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     def run(story: Play, life: Life | None = None) -> None:
         async def main() -> None:
             ledger, _ = make_ledger(CARD)
-            ledger.obstacles._claims = True
+            ledger.obstacles._dra = True
             lives, heard = life or Life(), Heard()
             recorder = EventRecorder(
                 heard,  # type: ignore[arg-type]
@@ -588,7 +588,7 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
 
 
 def test_a_stream_that_nobody_reads_any_more_costs_nothing(play: Callable[..., None]) -> None:
-    """Kubelet opens one anew at each of its starts."""
+    """Kubelet opens one again at each of its starts."""
 
     async def story(api: Api) -> None:
         listeners = len(api.ledger._listeners)

@@ -131,7 +131,7 @@ class Life(RuleBasedStateMachine):
         self.report_instance()
 
     def report_instance(self) -> None:
-        self.attempt(lambda: self.plugin.lives.kubelet_found(f"life {self.instance}"))
+        self.attempt(lambda: self.plugin.reconciler.kubelet_found(f"life {self.instance}"))
 
     def attempt(self, function) -> object:
         """One of kubelet's calls; an error that kubelet would see is its answer."""

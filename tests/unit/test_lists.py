@@ -112,7 +112,7 @@ def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
     assert shown(lists)[device(OTHER, 0)]
 
 
-def test_a_memory_debt_holds_back_the_whole_card_only() -> None:
+def test_a_memory_clear_pending_holds_back_the_whole_card_only() -> None:
     ledger, lists = two()
     ledger.work.set_memory_clear_pending(CARD.id, open_=True)
     assert shown(lists, WHOLE)[BOARD] is False
@@ -159,9 +159,7 @@ def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts()
     assert make_lists(reopened(journal)).resources() == (WHOLE, REGIONS)
 
 
-def test_a_card_with_another_interface_id_is_listed_under_it_and_its_allocations_under_the_old() -> (
-    None
-):
+def test_a_card_with_another_interface_id_is_listed_under_it_and_what_is_owned_under_the_old():
     ledger, lists = two()
     ledger.device_plugin.allocate(REGIONS, [P0])
     changed = replace(CARD, interface_id=OTHER_INTERFACE)

@@ -57,13 +57,13 @@ def debug(until: float) -> Change:
 
 def resource_claim(ledger: Ledger) -> None:
     ledger.device_plugin.allocate(REGIONS, [D0])
-    holder = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
-    ledger.commit(Change(claim_owners={holder.uid: holder}))
+    owner = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
+    ledger.commit(Change(claim_owners={owner.uid: owner}))
 
 
 def make_dra() -> Ledger:
     ledger, _ = make_ledger(CARD)
-    ledger.obstacles._claims = True
+    ledger.obstacles._dra = True
     return ledger
 
 

@@ -51,7 +51,7 @@ class Backend:
 def make_bench():
     backend, workers = Backend(), CardWorkers()
     ledger = SimpleNamespace(
-        lives=Counter(),
+        returns=Counter(),
         cards={CARD.id: CARD},
         drained={CARD.id},
         rebinding=set(),

@@ -236,7 +236,7 @@ def questions(draw):
 
 
 def cost(ledger: Ledger, listed, must, choice):
-    """The order of criteria, as the module tells it."""
+    """The order of criteria, as the module reports it."""
     known = {d.id: d for d in listed}
     devices = [known[d] for d in choice if d in known]
     required = {card_of(d) for d in must if d in known}

@@ -1,4 +1,4 @@
-"""What a report tells of a region: whose it is and was, and what went wrong, in one word too."""
+"""What a report reports a region: whose it is and was, and what went wrong, in one word too."""
 
 import pytest
 from doubles.cards import AFU, make_card

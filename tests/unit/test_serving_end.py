@@ -30,7 +30,7 @@ class Lists:
 
 def endpoint(directory: Path) -> Endpoint:
     resource = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
-    return Endpoint(resource, Lists(), str(directory), lives=Lists())
+    return Endpoint(resource, Lists(), str(directory), reconciler=Lists())
 
 
 def registry(directory: Path) -> RegistrySocket:
@@ -74,7 +74,7 @@ def test_who_is_cancelled_at_any_instant_of_it_leaves_no_socket_open(tmp_path, s
         if what == "start" and finished:
             await server.stop()
         assert not list(tmp_path.iterdir())
-        if client is not None:  # it is told of the end, while the loop still runs
+        if client is not None:  # it is notified of the end, while the loop still runs
             with client:
                 await asyncio.to_thread(read_to_the_end, client)
         following = serves(tmp_path)  # which gets a descriptor of the same number

@@ -199,7 +199,7 @@ SETTLE = 0.02
 
 @pytest.fixture
 def lagging(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Pods:
-    """The API server tells it, some time after kubelet."""
+    """The API server reports it, some time after kubelet."""
     monkeypatch.setattr(next_container, "PATIENCE", 0.1)
     pods.exact = False
     return pods

@@ -144,7 +144,7 @@ class StockReplay(Replay):
             mock.patch.object(ledger_world, "NoLink", return_value=StockLink(self.records)),
         ):
             super().begin()
-        for name, work in (("reconcile", self.plugin.lives), ("owners", self.plugin.owners)):
+        for name, work in (("reconcile", self.plugin.reconciler), ("owners", self.plugin.owners)):
             self.plugin.loop.create_task(work.run(), name=f"kubelet {name}")
         self.plugin.loop.settle()
 
@@ -214,9 +214,9 @@ class StockReplay(Replay):
         """From now on its Lists have what its pods have."""
 
     def step_kubelet_answers(self, _x: int, _y: int) -> None:
-        self.plugin.call(lambda: self.plugin.lives.stream_opened(REGIONS))
+        self.plugin.call(lambda: self.plugin.reconciler.stream_opened(REGIONS))
         for _ in range(20):
-            if self.plugin.lives.answered:
+            if self.plugin.reconciler.answered:
                 break
             self.end_of([*self.asked(), *self.asked(asleep=True)][0])
         self.answer()

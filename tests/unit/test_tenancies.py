@@ -19,7 +19,7 @@ from ledger_support import (
     start,
     tenancy,
 )
-from test_holders import LATER, POD, A, owner, prepare
+from test_dra_steps import LATER, POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey

@@ -44,7 +44,7 @@ _UNREADABLE: Final[Stamp] = (0, 0, 0)
 
 
 class Owners:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: gets the owners.
@@ -235,7 +235,7 @@ class Owners:
     # ---------------------------------------------------------------- after an Allocate
 
     async def run(self) -> None:
-        """Look for the pods of allocations, ever less often, until cancelled; with none read nothing."""
+        """Look for the pods of allocations, ever less often, until cancelled."""
         backoff = Backoff(FIRST_LOOK, LONGEST_WAIT)
         while True:
             with suppress(TimeoutError):
