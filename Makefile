@@ -142,7 +142,7 @@ campaign-bugs: ## the campaign's checker finds each deliberate bug in a copy (PY
 	@$(PYTHON) -m pytest -q tests/campaign $(PYTEST_ARGS)
 
 .PHONY: mutants
-mutants: ## small changes of the core: does a fast test notice? (MUTANTS_ARGS="ledger regions --only scrub")
+mutants: ## small changes of the core: does a fast test notice? (MUTANTS_ARGS="allocation cards --only scrub")
 	@bash .ci/setup dev
 	@$(PYTHON) tests/mutants $(MUTANTS_ARGS)
 
@@ -187,15 +187,15 @@ deps: ## Debian packages that some tests use: installs them as root, else says w
 	@bash .ci/deps $(DEPS)
 
 .PHONY: messages
-messages: ## generate the messages from fpga_plugin/api/*.proto anew
+messages: ## generate the messages from fpga_plugin/kubernetes/*.proto anew
 	@bash .ci/setup dev
-	@$(PYTHON) -m fpga_plugin.api.generate
+	@$(PYTHON) -m fpga_plugin.kubernetes.generate
 
 .PHONY: docs
 docs: ## write docs/configuration.md, the chart's schema and those of --json again, from the code
 	@bash .ci/setup runtime
 	@mkdir -p .cache
-	@$(PYTHON) -m fpga_plugin.config.docs >.cache/configuration.md
+	@$(PYTHON) -m fpga_plugin.settings.docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
 	@$(PYTHON) docs/obstacles.py docs/architecture.md
 	@$(PYTHON) deploy/helm/settings_schema.py

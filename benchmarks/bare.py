@@ -8,8 +8,8 @@ import os
 import sys
 import time
 
-from fpga_plugin.config.values import parse_simulated_cards
 from fpga_plugin.hardware.simulated.factory import simulated_backend
+from fpga_plugin.settings.values import parse_simulated_cards
 
 
 def main(folder: str, pr_seconds: float) -> None:

@@ -18,7 +18,7 @@ from grpclib.server import Server
 if TYPE_CHECKING:
     import sqlite3
 
-from fpga_plugin.api.messages.v1beta1 import (
+from fpga_plugin.kubernetes.messages.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
     ContainerAllocateResponse,
@@ -70,8 +70,8 @@ async def _main(path: str, journal: str | None = None, limits: str = "") -> None
 
 
 def _limited(echo: Echo) -> Server:
-    from fpga_plugin.serving.server import ClosingServer  # see the module
-    from fpga_plugin.serving.unary import unary  # see the module
+    from fpga_plugin.kubernetes.grpc.server import ClosingServer  # see the module
+    from fpga_plugin.kubernetes.grpc.unary import unary  # see the module
 
     handler = unary("Allocate", AllocateRequest, AllocateResponse, echo.allocate)
 

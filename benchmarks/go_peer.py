@@ -20,7 +20,7 @@ from plugin import Plugin
 from reference import Echo
 from runtime import ROOT
 
-from fpga_plugin.api.messages import v1beta1
+from fpga_plugin.kubernetes.messages import v1beta1
 
 MODULE = "github.com/intel/intel-device-plugins-for-kubernetes"
 VERSION = "v0.26.0"

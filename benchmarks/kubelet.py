@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]  # ships no types
 
-from fpga_plugin.api.messages import v1, v1beta1
+from fpga_plugin.kubernetes.messages import v1, v1beta1
 
 LIMIT = 60.0
 """Seconds after which a benchmark gives up waiting: something is broken then, not slow."""

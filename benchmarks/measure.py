@@ -11,7 +11,7 @@ from node import CARDS, PORTS, REGIONS, Node
 from plugin import Plugin
 from reference import Bare, Echo
 
-from fpga_plugin.config.settings import Settings
+from fpga_plugin.settings.settings import Settings
 
 RESOURCES = 2
 """Both kinds of devices of one interface id."""

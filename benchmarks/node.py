@@ -12,9 +12,9 @@ from pathlib import Path
 from kubelet import Kubelet, healthy, listed
 from plugin import Plugin
 
-from fpga_plugin.api.messages import v1beta1
-from fpga_plugin.bitstream.gbs import GUID
+from fpga_plugin.bitstreams.gbs import GUID
 from fpga_plugin.hardware.simulated.slots import card_at
+from fpga_plugin.kubernetes.messages import v1beta1
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = f"fpga.intel.com/region-{INTERFACE}"

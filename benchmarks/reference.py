@@ -14,7 +14,7 @@ from typing import Self
 import grpc  # type: ignore[import-untyped]  # ships no types
 from plugin import cpu_of, memory_of
 
-from fpga_plugin.api.messages import v1beta1
+from fpga_plugin.kubernetes.messages import v1beta1
 
 REQUEST = bytes(
     v1beta1.AllocateRequest(

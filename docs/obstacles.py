@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from fpga_plugin.ledger.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import Kind, Stops
 
 BEGIN, END = "<!-- obstacles -->\n", "<!-- end of obstacles -->\n"
 

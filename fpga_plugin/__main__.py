@@ -2,7 +2,7 @@
 
 import sys
 
-from fpga_plugin.cli import main
+from fpga_plugin.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from fpga_plugin.bitstream.seen_manifests import SeenManifests
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import Advertise, BackendKind, Mode, Settings, defaults
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.bitstreams.seen_manifests import SeenManifests
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
-from fpga_plugin.ledger.exposure import ExposurePolicy
-from fpga_plugin.process.trusted_files import check_directory
+from fpga_plugin.host.trusted_files import check_directory
+from fpga_plugin.settings.settings import Advertise, BackendKind, Mode, Settings, defaults
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
@@ -60,7 +60,7 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
         )
         return Hardware(simulated.backend, simulated.events)
     from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
-    from fpga_plugin.hardware.dfl.linux import LinuxKernel
+    from fpga_plugin.hardware.linux import LinuxKernel
     from fpga_plugin.hardware.udev import UdevEvents
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)

@@ -13,48 +13,48 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from fpga_plugin import __version__
-from fpga_plugin.bitstream.index import StoreIndex
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.allocation.journal.journal import Journal
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
+from fpga_plugin.allocation.reconcile.owners import Owners
+from fpga_plugin.allocation.recorder import EventRecorder, PodObserver
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.bitstreams.index import StoreIndex
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
-from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.permission import Permission
-from fpga_plugin.claims.prestart import PreStarts
-from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Advertise, Mode, Settings
-from fpga_plugin.config.values import NO_CDI_DEVICES
+from fpga_plugin.cards.actions import CardActions
+from fpga_plugin.cards.blanks import Blanks
+from fpga_plugin.cards.byhand import HandProgrammer
+from fpga_plugin.cards.debugging import Allowed, Debugging
+from fpga_plugin.cards.interface_names import InterfaceNames
+from fpga_plugin.cards.inventory import Inventory
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.prepare import Preparer
+from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.cards.recovery import Recovery
+from fpga_plugin.cards.reports import ReportObserver
+from fpga_plugin.cards.scrub import Scrubber
+from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.workers import CardWorkers
+from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
+from fpga_plugin.deviceplugin.prestart import PreStarts
+from fpga_plugin.deviceplugin.reconcile import Reconciler
+from fpga_plugin.deviceplugin.service import ClaimService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId
-from fpga_plugin.ledger.journal import Journal
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.lists import DeviceLists
-from fpga_plugin.pods.cgroup import PodCgroups
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
-from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.pods.recorder import EventRecorder, PodObserver
-from fpga_plugin.regions.actions import CardActions
-from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.byhand import HandProgrammer
-from fpga_plugin.regions.debugging import Allowed, Debugging
-from fpga_plugin.regions.interface_names import InterfaceNames
-from fpga_plugin.regions.inventory import Inventory
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import Preparer
-from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.regions.reads import CardReads
-from fpga_plugin.regions.recovery import Recovery
-from fpga_plugin.regions.reports import ReportObserver
-from fpga_plugin.regions.scrub import Scrubber
-from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.stock.environment import StockEnvironment
-from fpga_plugin.stock.leftovers import DevicePluginLeftovers
-from fpga_plugin.stock.missed_prestarts import MissedPreStarts
-from fpga_plugin.stock.owners import Owners
-from fpga_plugin.stock.reconcile import Reconciler
-from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
+from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
+from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.events.broadcaster import EventBroadcaster, EventSink
+from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.settings.settings import Advertise, Mode, Settings
+from fpga_plugin.settings.values import NO_CDI_DEVICES
 
 if TYPE_CHECKING:
     from fpga_plugin.dra.door import DraDoor
@@ -200,7 +200,7 @@ def open_link(settings: Settings, on_call: CallObserver) -> KubeletLink:
 
 def _event_sink(settings: Settings) -> EventSink:
     """What puts Events into the cluster."""
-    from fpga_plugin.telemetry.event_sink import ApiServerSink  # only where Events are wanted
+    from fpga_plugin.kubernetes.events.sink import ApiServerSink  # only where Events are wanted
 
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 

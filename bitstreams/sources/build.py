@@ -8,7 +8,7 @@ shows after programming as its first 16 bytes, then the description beside the m
 counter up to the size of an image. The same sources give the same bytes.
 
 A source whose name has 40 digits becomes an AOCX file: that is the hash which names it, and the GBS
-file is packed as the OpenCL compiler would (`fpga_plugin/bitstream/aocx.py` has the layout). The
+file is packed as the OpenCL compiler would (`fpga_plugin/bitstreams/aocx.py` has the layout). The
 plugin only reads bitstreams, so what writes them is here. For a real card, OPAE's `packager` writes
 GBS files.
 """
@@ -20,8 +20,8 @@ import sys
 import zlib
 from pathlib import Path
 
-from fpga_plugin.bitstream.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
-from fpga_plugin.bitstream.gbs import GUID
+from fpga_plugin.bitstreams.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
+from fpga_plugin.bitstreams.gbs import GUID
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id
 
@@ -43,7 +43,7 @@ def image(description: bytes, afu_id: str) -> bytes:
 
 
 def gbs(metadata: object, image: bytes) -> bytes:
-    """The GBS file of an image; `fpga_plugin/bitstream/gbs.py` has the layout."""
+    """The GBS file of an image; `fpga_plugin/bitstreams/gbs.py` has the layout."""
     text = json.dumps(metadata, separators=(",", ":")).encode()
     return GUID + len(text).to_bytes(4, "little") + text + image
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from fpga_plugin.config.settings import SETTINGS, Setting
-from fpga_plugin.config.values import parse_bool
+from fpga_plugin.settings.settings import SETTINGS, Setting
+from fpga_plugin.settings.values import parse_bool
 
 HERE = Path(__file__).parent
 CHART = HERE / "fpga-plugin"

@@ -40,7 +40,7 @@ MODULES_LEFT_OUT = ("_curses", "_dbm.", "nis.", "readline.")
 COMMAND = """\
 #!/usr/bin/python3 -I
 import sys
-from fpga_plugin.cli import main
+from fpga_plugin.commands.main import main
 sys.exit(main())
 """
 """For `kubectl exec ... -- fpga-plugin status`: the kernel runs it without a shell."""

@@ -1,7 +1,7 @@
 /* Dynamic Resource Allocation: scheduler, kubelet, plugin and cards; docs/model/README.md says what it is and is not.
  *
  * As in protocol.pml a step ends where the plugin's code awaits, and names are the code's. The work on a card
- * (regions/prepare.py, regions/scrub.py) is as there, but for what the other door alone has. Here the owner of a device
+ * (cards/prepare.py, cards/scrub.py) is as there, but for what the other door alone has. Here the owner of a device
  * is a claim with one or two pods, the second of which comes without a call.
  *
  * Size:    CLAIMS (1 to 3), CARDS (1 or 2, of two regions each; NR + n is card n as a whole)

@@ -71,7 +71,7 @@ inline emptied(j) {
   j.tenant[0] = 0; j.tenant[1] = 0; j.left[0] = 0; j.left[1] = 0
 }
 
-/* A life begins: ledger/journal.py (_doubt), ledger/doubt.py, plugin.py (_lost_claims, _served_last). */
+/* A life begins: allocation/journal/journal.py (_doubt), allocation/journal/doubt.py, plugin.py (_lost_claims, _served_last). */
 inline starts(a) {
   api = a;
   copied(mem, kept[dir]);
@@ -113,7 +113,7 @@ inline adopted(who) {
   fi
 }
 
-/* stock/reconcile.py, stock/leftovers.py, dra/reconcile.py, dra/leftovers.py: one look at kubelet's records. */
+/* deviceplugin/reconcile.py, allocation/reconcile/leftovers.py, dra/reconcile.py, dra/leftovers.py: one look at kubelet's records. */
 inline reads() {
   adopted(PODS);
   if

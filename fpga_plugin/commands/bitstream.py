@@ -9,12 +9,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from fpga_plugin.bitstream import actions
-from fpga_plugin.bitstream.kinds import BLANK
-from fpga_plugin.bitstream.manifest import MAX_VERSION
-from fpga_plugin.bitstream.places import find_place
+from fpga_plugin.bitstreams import actions
+from fpga_plugin.bitstreams.kinds import BLANK
+from fpga_plugin.bitstreams.manifest import MAX_VERSION
+from fpga_plugin.bitstreams.places import find_place
 from fpga_plugin.commands.arguments import argument
-from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
     Alias,
@@ -25,6 +24,7 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
+from fpga_plugin.settings.settings import TrustMode
 
 if TYPE_CHECKING:
     # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.

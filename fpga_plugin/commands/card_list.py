@@ -1,4 +1,4 @@
-"""`fpga-plugin card list`, once `devices`: prints what is on this node (`operator/node.py`)."""
+"""`fpga-plugin card list`, once `devices`: prints what is on this node."""
 
 # ruff: noqa: T201  # a command prints
 
@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import TypedDict
 
-from fpga_plugin.columns import columns
-from fpga_plugin.config.settings import Settings
-from fpga_plugin.operator.node import Node, NodeCard, look
+from fpga_plugin.host.columns import columns
+from fpga_plugin.observability.node import Node, NodeCard, look
+from fpga_plugin.settings.settings import Settings
 
 
 class RegionRow(TypedDict):

@@ -16,15 +16,15 @@ from typing import TypedDict
 
 from fpga_plugin import __version__
 from fpga_plugin.build import open_hardware
-from fpga_plugin.config.settings import Advertise, Settings, defaults
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Verdict
 from fpga_plugin.ids import CardId, functions_variable, with_name
-from fpga_plugin.operator.client import NoDaemonError, ask
-from fpga_plugin.operator.node import Node, NodeCard, function_view, look, resources
-from fpga_plugin.operator.schema import FunctionView, InspectionView
-from fpga_plugin.operator.table import functions_table, inspection_table, printable
+from fpga_plugin.observability.client import NoDaemonError, ask
+from fpga_plugin.observability.node import Node, NodeCard, function_view, look, resources
+from fpga_plugin.observability.schema import FunctionView, InspectionView
+from fpga_plugin.observability.table import functions_table, inspection_table, printable
+from fpga_plugin.settings.settings import Advertise, Settings, defaults
 
 _WIDTH = 100
 _DECIDE = (

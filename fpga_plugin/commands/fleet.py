@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fpga_plugin.errors import FpgaPluginError
 
 if TYPE_CHECKING:
-    from fpga_plugin.operator.fleet import NodeStatus
+    from fpga_plugin.observability.fleet import NodeStatus
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
 
@@ -75,8 +75,8 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> "Sequence[NodeStatus]":
-    from fpga_plugin.api.rest import session
-    from fpga_plugin.operator.fleet import SELECTOR, plugins, statuses
+    from fpga_plugin.kubernetes.apiserver.rest import session
+    from fpga_plugin.observability.fleet import SELECTOR, plugins, statuses
 
     async with session(_kubeconfig(args.kubeconfig)) as opened:
         places = await plugins(opened, args.namespace, args.selector or SELECTOR)
@@ -116,8 +116,8 @@ def _progress(count: int) -> Callable[[int], None]:
 
 def table(nodes: "Sequence[NodeStatus]") -> str:
     """A line a node, their sum, and why nodes are missing."""
-    from fpga_plugin.columns import columns
-    from fpga_plugin.operator.table import printable
+    from fpga_plugin.host.columns import columns
+    from fpga_plugin.observability.table import printable
 
     heads = ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
     heads += ["FAILED", "UNUSABLE", "REFUSED", "DRAINED", "NEVER CLEARED", "KEPT", "VERSION"]

@@ -113,8 +113,8 @@ def run_policy(args: argparse.Namespace) -> int:
 def _admission(args: argparse.Namespace, policy: Policy) -> int:
     import yaml
 
-    from fpga_plugin.config.settings import load_settings
     from fpga_plugin.policy.admission import admission_policy, not_applied
+    from fpga_plugin.settings.settings import load_settings
 
     # The prefix goes into expressions: it is checked by the rules of its setting.
     prefix = load_settings({"FPGA_PLUGIN_RESOURCE_PREFIX": args.prefix}).resource_prefix

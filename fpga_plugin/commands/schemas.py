@@ -12,7 +12,7 @@ import msgspec
 
 from fpga_plugin.commands.card_list import Listing
 from fpga_plugin.commands.card_show import Shown
-from fpga_plugin.operator.schema import CardStateView, HistoryView, ProgrammedView, StatusView
+from fpga_plugin.observability.schema import CardStateView, HistoryView, ProgrammedView, StatusView
 
 SCHEMAS: Final = {
     "card-list": Listing,

@@ -11,11 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PciAddress
-from fpga_plugin.operator.client import ask
-from fpga_plugin.operator.table import (
+from fpga_plugin.observability.client import ask
+from fpga_plugin.observability.table import (
     MEANINGS,
     NO_LIMIT,
     card_table,
@@ -24,7 +23,8 @@ from fpga_plugin.operator.table import (
     programmed_words,
     table,
 )
-from fpga_plugin.operator.trouble import needs_somebody, problems
+from fpga_plugin.observability.trouble import needs_somebody, problems
+from fpga_plugin.settings.settings import Settings
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.api.messages import v1
-from fpga_plugin.api.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PodUid, ResourceName
-from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.messages import v1
+from fpga_plugin.kubernetes.messages.v1beta1 import ContainerAllocateResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

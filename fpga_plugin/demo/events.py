@@ -8,9 +8,9 @@ Programs that read `demo --json` rely on these keys: `t`, `event`, and where the
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from fpga_plugin.allocation.journal.records import Condition, Ownership
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.ids import AfuId, DeviceId, RegionId, ResourceName
-from fpga_plugin.ledger.records import Condition, Ownership
-from fpga_plugin.regions.reports import Report
 
 JsonObject: TypeAlias = dict[str, Any]
 

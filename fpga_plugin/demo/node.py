@@ -15,18 +15,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TextIO, cast
 
-from fpga_plugin.bitstream.files import read_bytes
-from fpga_plugin.bitstream.kinds import image_of
-from fpga_plugin.bitstream.store import Store, StoreEntry
-from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
-from fpga_plugin.daemon import Daemon
+from fpga_plugin.bitstreams.files import read_bytes
+from fpga_plugin.bitstreams.kinds import image_of
+from fpga_plugin.bitstreams.store import Store, StoreEntry
+from fpga_plugin.daemon.logs import configure_logging
+from fpga_plugin.daemon.process import Daemon
 from fpga_plugin.demo.double import EXTENDED, KubeletDouble
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import InterfaceId, known_resource
 from fpga_plugin.plugin import Plugin
-from fpga_plugin.telemetry.logs import configure_logging
+from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 
 RESOURCE_PREFIX = "fpga.intel.com"
 

@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol, TextIO
 
+from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
 from fpga_plugin.ids import Resource, ResourceKind, ResourceName
-from fpga_plugin.ledger.records import Condition
 
 _CLOCK: Final = 9
 _KIND: Final = 12

@@ -19,7 +19,13 @@ from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from fpga_plugin.api.messages.v1beta1 import (
+from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
+from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
+from fpga_plugin.kubernetes.messages.v1beta1 import (
     AllocateRequest,
     ContainerAllocateRequest,
     ContainerAllocateResponse,
@@ -36,12 +42,6 @@ from fpga_plugin.api.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
-from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
-from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
-from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ResourceName
-from fpga_plugin.serving.server import ClosingServer
-from fpga_plugin.serving.unix_socket import socket_path
 
 PRESTART_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""

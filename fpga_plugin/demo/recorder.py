@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from grpclib.const import Status
 
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
 from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.regions.reports import Report
 
 Sink = Callable[[float, Event], None]
 """Takes seconds since the start, and the event; must not raise."""

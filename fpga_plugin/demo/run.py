@@ -9,9 +9,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fpga_plugin.bitstream.store import Store
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, TrustMode
+from fpga_plugin.bitstreams.store import Store
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
@@ -25,6 +24,7 @@ from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.story import Story, introduce
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
+from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, TrustMode
 
 EXIT_FAILED = 1
 EXIT_MEANS_NOTHING = 3

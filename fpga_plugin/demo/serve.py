@@ -14,7 +14,7 @@ from typing import Final
 
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.bitstream.store import StoreEntry
+from fpga_plugin.bitstreams.store import StoreEntry
 from fpga_plugin.demo.double import AdmissionError
 from fpga_plugin.demo.node import RESOURCE_PREFIX, Node
 from fpga_plugin.demo.plugins import NoEndpointError

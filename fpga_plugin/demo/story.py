@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
+from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import Manifest
@@ -22,10 +23,9 @@ from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
+from fpga_plugin.deviceplugin.service import ClaimService
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import RegionId, ResourceName
-from fpga_plugin.ledger.records import CLEAN, Condition, Ownership
-from fpga_plugin.regions.blanks import NO_BLANK
 
 RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""

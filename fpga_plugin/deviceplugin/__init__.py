@@ -1,5 +1,6 @@
-"""What kubelet calls: one endpoint a resource, its registration, and kubelet's restarts.
+"""Kubelet's device plugin API.
 
-`service` is the way in. Everything below it speaks kubelet's messages; everything behind it speaks
-`fpga_plugin.claims.calls`.
+link, registration, endpoint, servicer, device_stream   sockets and gRPC
+service, prestart                                       what the calls do
+reconcile, environment, turn, missed_prestarts          what a stock kubelet does not say
 """

@@ -14,11 +14,11 @@ from typing import Any
 import structlog
 from grpclib.server import Stream
 
-from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.encoding import encode_list
+from fpga_plugin.deviceplugin.reconcile import Reconciler
+from fpga_plugin.deviceplugin.service import ClaimService
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.ledger.devices import AdvertisedDevice
-from fpga_plugin.stock.reconcile import Reconciler
 
 PAUSE = 0.02
 """Seconds between two lists on a stream, on average over a long row of changes."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fpga_plugin.api.messages.v1beta1 import (
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.kubernetes.grpc.codec import Codec
+from fpga_plugin.kubernetes.messages.v1beta1 import (
     Device,
     ListAndWatchResponse,
     NumaNode,
     TopologyInfo,
 )
-from fpga_plugin.ledger.devices import AdvertisedDevice
-from fpga_plugin.serving.codec import Codec
 
 _KEPT = 1 << 12
 """Devices whose bytes are kept; 256 cards of four regions have 2560 in both states of health."""

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import structlog
 
-from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
+from fpga_plugin.deviceplugin.reconcile import Reconciler
+from fpga_plugin.deviceplugin.service import ClaimService
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.serving.server import ClosingServer
-from fpga_plugin.serving.unix_socket import socket_identity
-from fpga_plugin.stock.reconcile import Reconciler
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""

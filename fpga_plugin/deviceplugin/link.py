@@ -1,4 +1,4 @@
-"""All of the plugin's resources towards kubelet, behind one object (`regions.link.Link`).
+"""All of the plugin's resources towards kubelet, behind one object (`allocation.link.Link`).
 
 It is made before what serves kubelet's calls, which uses it, and gets that when it starts.
 """
@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.registration import Registration, ResourceStatus, Timing
+from fpga_plugin.deviceplugin.service import ClaimService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
+from fpga_plugin.host.instruments import Labels
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.stock.reconcile import Reconciler
-from fpga_plugin.telemetry.instruments import Labels
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""

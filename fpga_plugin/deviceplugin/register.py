@@ -6,13 +6,13 @@ from grpclib.client import Channel
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from fpga_plugin.api.messages.v1beta1 import RegisterRequest, RegistrationStub
 from fpga_plugin.deviceplugin.errors import NotRegisteredError
 from fpga_plugin.deviceplugin.servicer import OPTIONS
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.serving.unix_socket import socket_path
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
+from fpga_plugin.kubernetes.messages.v1beta1 import RegisterRequest, RegistrationStub
 
 VERSION = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""

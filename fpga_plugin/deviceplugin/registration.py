@@ -26,17 +26,17 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fpga_plugin.backoff import Backoff
-from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
+from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.register import register
+from fpga_plugin.deviceplugin.service import ClaimService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.stock.reconcile import Reconciler
 
 _log = structlog.get_logger()
 

@@ -20,7 +20,14 @@ from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 from grpclib.server import Stream
 
-from fpga_plugin.api.messages.v1beta1 import (
+from fpga_plugin.allocation.calls import Allocation, Caller
+from fpga_plugin.deviceplugin.device_stream import DeviceStreams
+from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.errors import InvalidRequestError
+from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
+from fpga_plugin.kubernetes.grpc.server import receive
+from fpga_plugin.kubernetes.grpc.unary import WENT_AWAY, statuses
+from fpga_plugin.kubernetes.messages.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
     CdiDevice,
@@ -38,13 +45,6 @@ from fpga_plugin.api.messages.v1beta1 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from fpga_plugin.claims.calls import Allocation, Caller
-from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
-from fpga_plugin.serving.server import receive
-from fpga_plugin.serving.unary import WENT_AWAY, statuses
 
 SERVICE = "v1beta1.DevicePlugin"
 

@@ -16,7 +16,7 @@ import stat
 import structlog
 
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError
-from fpga_plugin.serving.unix_socket import listen_on, socket_identity, socket_path
+from fpga_plugin.kubernetes.grpc.unix_socket import listen_on, socket_identity, socket_path
 
 KUBELET_SOCKET = "kubelet.sock"
 """Where kubelet serves Registration (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""

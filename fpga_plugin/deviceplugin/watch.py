@@ -1,6 +1,6 @@
 """Kubelet's directory, watched: kubelet comes and goes as a file, and may wipe our sockets.
 
-What the directory says is always read from the directory itself; `process.watcher` only says when
+What the directory says is always read from the directory itself; `host.watcher` only says when
 to look, every half minute where inotify says nothing. The directory is the node's own, so it is
 looked at without a thread: a node that has none left still finds kubelet.
 """
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import structlog
 
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, OWN_SOCKET
-from fpga_plugin.process.watcher import Look, Watcher, hint_for
-from fpga_plugin.serving.unix_socket import socket_identity
+from fpga_plugin.host.watcher import Look, Watcher, hint_for
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
 
 _WITHOUT_INOTIFY = 1.0
 """Seconds between looks where the node has no inotify instances or watches left."""
@@ -73,19 +73,19 @@ class KubeletDirectory:
         self.changed(None)  # what happened while nobody watched
 
     def look(self, look: Look) -> None:
-        """What is watched (`process.watcher.Target`)."""
+        """What is watched (`host.watcher.Target`)."""
         resolved, names = look.inside(self.path, _SOCKETS)
         look.directory(resolved, "")
         for name in names:
             look.file(resolved, name, name)
 
     def changed(self, _reported: str | None) -> None:
-        """Something in the directory may have changed (`process.watcher.Target`)."""
+        """Something in the directory may have changed (`host.watcher.Target`)."""
         for listener in list(self._listeners):
             listener()
 
     def unwatched(self, error: OSError) -> None:
-        """Changes are not noticed (`process.watcher.Target`)."""
+        """Changes are not noticed (`host.watcher.Target`)."""
         _log.warning(
             "cannot watch kubelet's directory, looking every second instead",
             directory=self.path,

@@ -1,1 +1,1 @@
-"""Dynamic Resource Allocation: the second door, beside the device plugin API."""
+"""Dynamic Resource Allocation: ResourceSlices, kubelet's calls for ResourceClaims, CDI files."""

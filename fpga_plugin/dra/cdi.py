@@ -15,10 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.allocation.calls import Allocation
+from fpga_plugin.allocation.journal.records import Claim, Holder
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.ids import (
     ClaimUid,
     DeviceId,
@@ -29,8 +31,6 @@ from fpga_plugin.ids import (
     numbered_variable,
     parse_claim_uid,
 )
-from fpga_plugin.ledger.records import Claim, Holder
-from fpga_plugin.process.atomic_file import replace_file
 
 VERSION: Final = "0.5.0"
 

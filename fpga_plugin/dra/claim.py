@@ -13,14 +13,14 @@ from urllib.parse import quote as url
 
 import msgspec
 
-from fpga_plugin.api.rest import ApiServerError, session
+from fpga_plugin.allocation.journal.records import Holder
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
 from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
-from fpga_plugin.ledger.records import Holder
-from fpga_plugin.pods.dra_record import RecordedClaim
-from fpga_plugin.pods.names import PodName, parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
+from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
 
 CALL_SECONDS: Final = 5.0
 """For one question; Prepare has 40 s for everything."""

@@ -12,10 +12,14 @@ from typing import Any
 
 import structlog
 
-from fpga_plugin.claims.permission import Permission
-from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Advertise, Settings
-from fpga_plugin.config.values import NO_CDI_DEVICES
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.prepare import Preparer
+from fpga_plugin.cards.targets import Wants
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
 from fpga_plugin.dra.ends import ClaimEnds
@@ -28,13 +32,8 @@ from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Wanted
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import SettingsError
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.pods.nodecheck import NodeCheck, for_claims
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import Preparer
-from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.serving.fixed_socket import (
+from fpga_plugin.kubernetes.apiserver.nodecheck import NodeCheck, for_claims
+from fpga_plugin.kubernetes.grpc.fixed_socket import (
     REGISTRY,
     SocketError,
     check_length,
@@ -42,9 +41,10 @@ from fpga_plugin.serving.fixed_socket import (
     registry_path,
     remove_own,
 )
-from fpga_plugin.serving.registry import Info, RegistrySocket, Reoffer
-from fpga_plugin.serving.server import ClosingServer
-from fpga_plugin.stock.leftovers import DevicePluginLeftovers
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.kubelet.registry import Info, RegistrySocket, Reoffer
+from fpga_plugin.settings.settings import Advertise, Settings
+from fpga_plugin.settings.values import NO_CDI_DEVICES
 
 log = structlog.get_logger()
 

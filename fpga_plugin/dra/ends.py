@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from fpga_plugin.allocation.journal.records import CLEAN
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.obstacles import Kind, Stops
-from fpga_plugin.ledger.records import CLEAN
-from fpga_plugin.pods.dra_record import RecordedClaim
-from fpga_plugin.regions.blanks import NO_BLANK
-from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
 
 log = structlog.get_logger()
 

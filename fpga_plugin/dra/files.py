@@ -21,12 +21,12 @@ from typing import Final
 
 import structlog
 
+from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import CardId, ClaimUid
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Holder
 
 log = structlog.get_logger()
 

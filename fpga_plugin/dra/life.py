@@ -24,12 +24,17 @@ from typing import Final, TypeVar
 
 import structlog
 
-from fpga_plugin.backoff import Backoff
-from fpga_plugin.bounded import BoundedDict
-from fpga_plugin.claims.gate import last_look
-from fpga_plugin.claims.permission import Permission
-from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.values import NO_CDI_DEVICES, CdiDevices
+from fpga_plugin.allocation.journal.records import Holder, Prepared
+from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.parse import FpgaRequest
+from fpga_plugin.allocation.resource_claims import HeldError, unknown_device
+from fpga_plugin.cards.handover import last_look
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.prepare import FormerOwnerRunsError, Plan, Preparer, Want
+from fpga_plugin.cards.targets import Wants
 from fpga_plugin.dra.cdi import device_id
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.ends import ClaimEnds
@@ -42,16 +47,11 @@ from fpga_plugin.errors import (
     PortInUseError,
     RefusedError,
 )
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
-from fpga_plugin.ledger.obstacles import Stops
-from fpga_plugin.ledger.records import Holder, Prepared
-from fpga_plugin.ledger.resource_claims import HeldError, unknown_device
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.requests import FpgaRequest
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan, Preparer, Want
-from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()
 

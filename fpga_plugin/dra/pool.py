@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.api.mirror import Metadata
 from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice, Value
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata
 
 API_VERSION: Final = "resource.k8s.io/v1"
 COLLECTION: Final = f"/apis/{API_VERSION}/resourceslices"

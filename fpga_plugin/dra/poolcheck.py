@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 import structlog
 
-from fpga_plugin.api.rest import ApiServerError, decoded, session
 from fpga_plugin.dra.pool import COLLECTION, Pool
 from fpga_plugin.errors import NoSourceError, quote
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, decoded, session
 
 log = structlog.get_logger()
 

@@ -27,26 +27,26 @@ from typing import Final
 
 import structlog
 
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
+from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.host.watcher import Look, Watcher, hint_for
 from fpga_plugin.ids import CardId, ClaimUid
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Holder
-from fpga_plugin.pods.cgroup import known_gone
-from fpga_plugin.pods.dra_record import (
+from fpga_plugin.kubernetes.cgroup import known_gone
+from fpga_plugin.kubernetes.kubelet.dra_record import (
     FILE_NAME,
     RecordedClaim,
     RecordUnreadableError,
     read_record,
 )
-from fpga_plugin.process.watcher import Look, Watcher, hint_for
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 
 log = structlog.get_logger()
 
@@ -103,17 +103,17 @@ class ClaimReconciler:
         self._unsubscribe = self._ledger.subscribe(self._card_changed)
 
     def look(self, look: Look) -> None:
-        """What is watched (`process.watcher.Target`)."""
+        """What is watched (`host.watcher.Target`)."""
         resolved, names = look.inside(self._root, _FILE)
         for name in names:
             look.file(resolved, name, name)
 
     def changed(self, _reported: str | None) -> None:
-        """Kubelet wrote its record (`process.watcher.Target`)."""
+        """Kubelet wrote its record (`host.watcher.Target`)."""
         self._wake.set()
 
     def unwatched(self, error: OSError) -> None:
-        """It is read at calls only (`process.watcher.Target`)."""
+        """It is read at calls only (`host.watcher.Target`)."""
         log.warning(
             "cannot watch kubelet's record of claims",
             directory=self._root,

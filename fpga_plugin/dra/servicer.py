@@ -15,20 +15,20 @@ import structlog
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
-from fpga_plugin.api.messages import v1, v1alpha1
-from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.life import ClaimLife, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.obstacles import Stops
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import parse_name
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.serving.server import receive
-from fpga_plugin.serving.unary import statuses, unary
+from fpga_plugin.kubernetes.grpc.server import receive
+from fpga_plugin.kubernetes.grpc.unary import statuses, unary
+from fpga_plugin.kubernetes.messages import v1, v1alpha1
+from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.kubernetes.names import parse_name
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """What kubelet is told that is served; of each service it takes the first that it knows."""

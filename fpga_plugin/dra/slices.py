@@ -18,9 +18,6 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from fpga_plugin.api.mirror import Mirror
-from fpga_plugin.api.rest import ApiServerError, Session, decoded, session
-from fpga_plugin.backoff import Backoff
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Plan,
@@ -33,6 +30,9 @@ from fpga_plugin.dra.pool import (
 )
 from fpga_plugin.dra.wanted import Form, Slice
 from fpga_plugin.errors import NoSourceError, quote
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.apiserver.mirror import Mirror
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, Session, decoded, session
 
 log = structlog.get_logger()
 

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from fpga_plugin.config.settings import Advertise
+from fpga_plugin.allocation.ledger import Ledger, card_of, is_card
+from fpga_plugin.allocation.obstacles import FAILED, Kind
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
@@ -29,8 +30,7 @@ from fpga_plugin.ids import (
     ResourceKind,
     device_order,
 )
-from fpga_plugin.ledger.ledger import Ledger, card_of, is_card
-from fpga_plugin.ledger.obstacles import FAILED, Kind
+from fpga_plugin.settings.settings import Advertise
 
 MAX_DEVICES: Final = 64
 """Of a slice with taints or counters; 128 without, but a taint must not move devices about."""

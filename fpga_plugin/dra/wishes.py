@@ -3,18 +3,18 @@
 Whichever it is, the config of the DeviceClass bounds it.
 """
 
-from fpga_plugin.claims.wants import Wants
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.requests.environment import container_requests
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.parse import FpgaRequest, Target, assign
+from fpga_plugin.cards.targets import Wants
 from fpga_plugin.dra.claim import CALL_SECONDS, Allocated, ResourceClaim
 from fpga_plugin.dra.regionconfig import Wish, merged, within
 from fpga_plugin.errors import InvalidRequestError, NoSourceError, RefusedError
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import DeviceId, InterfaceId, RegionId
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.pods.environment import container_requests
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.pod import Pod
-from fpga_plugin.pods.requests import FpgaRequest, Target, assign
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.pod import Pod
 
 
 class Wishes:
@@ -60,7 +60,7 @@ class Wishes:
     async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, Wish]:
         """What the containers ask for in their environment that share the claim."""
         assert claim.pod is not None, "asked for only then"
-        from fpga_plugin.pods.apiserver import ApiServer  # where needed
+        from fpga_plugin.kubernetes.apiserver.pods import ApiServer  # where needed
 
         name, uid = claim.pod
         server = ApiServer(self._kubeconfig, call_seconds=CALL_SECONDS)

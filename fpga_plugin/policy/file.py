@@ -3,10 +3,10 @@
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.operator_files.followed import FollowedFile, Kind, read_file
+from fpga_plugin.host.followed import FollowedFile, Kind, read_file
+from fpga_plugin.host.watcher import hint_for
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
-from fpga_plugin.process.watcher import hint_for
 
 log = structlog.get_logger()
 
@@ -75,7 +75,7 @@ class PolicyFile(FollowedFile[Policy]):
         log.exception("the policy file cannot be followed", file=self.path)  # noqa: LOG004  # in a handler
 
     def unwatched(self, error: OSError) -> None:
-        """Say that changes are not noticed (`process.watcher.Target`)."""
+        """Say that changes are not noticed (`host.watcher.Target`)."""
         log.warning(
             "the policy file is not watched: a change is seen at the next PreStart",
             file=self.path,

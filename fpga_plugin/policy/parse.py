@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.host.strict_yaml import one_line, structured
 from fpga_plugin.ids import BitstreamId, ResourceKind, parse_bitstream_id, parse_interface_id
-from fpga_plugin.operator_files.strict import one_line, structured
 from fpga_plugin.policy.rules import Action, Policy, Rule, parse_pattern
 
 MAX_RULES: Final = 500
@@ -50,7 +50,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     rules: list[_Rule] = []
 
 
-# Made at import: see pods/checkpoint.py.
+# Made at import: see kubernetes/kubelet/checkpoint.py.
 _FILE: Final = msgspec.json.Decoder(_File)
 
 

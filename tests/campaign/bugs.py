@@ -36,25 +36,25 @@ class Bug:
 
 BUGS = {
     "no-scrub": Bug(
-        "regions/steps.py",
+        "cards/steps.py",
         '        program(port, blank, report, name="program blank")\n',
         "        report.afu_id = blank.afu_id\n",
         "249",
     ),
     "no-reset": Bug(
-        "regions/steps.py",
+        "cards/steps.py",
         "    report.scrubbed = True\n    quiesce(backend, card, region, port, report)\n",
         "    report.scrubbed = True\n",
         "24",
     ),
     "no-program": Bug(
-        "regions/operations.py",
+        "cards/operations.py",
         '                steps.program(port, image, report, name="program")\n',
         "                report.afu_id = image.afu_id\n",
         "29",
     ),
     "journal-after-the-answer": Bug(
-        "ledger/state.py",
+        "allocation/state.py",
         "                self._journal.write(told)\n",
         "                import asyncio\n"
         "                try:\n"
@@ -66,68 +66,74 @@ BUGS = {
         "1349",
     ),
     "step-before-the-journal": Bug(
-        "ledger/work.py",
+        "allocation/work.py",
         "        step.commit()\n        self._begun.update(begun)\n",
         "        self._state.apply(step.change)\n        self._begun.update(begun)\n",
         "249",
     ),
     "memory-cleared-under-a-neighbour": Bug(
-        "regions/operations.py",
+        "cards/operations.py",
         "        if self.ledger.others_owned(card.id, reports):\n            return\n",
         "",
         "7",
     ),
     "memory-not-cleared": Bug(
-        "regions/steps.py",
+        "cards/steps.py",
         "        backend.clear_memory(card)\n",
         "        pass\n",
         "2",
     ),
     "scrub-under-a-living-pod": Bug(
-        "regions/scrub.py",
+        "cards/scrub.py",
         "                one := await operations.living("
         "operations.ledger.tenancies.left(region.id))\n",
         "                one := None\n",
         "17",
     ),
     "half-a-scrub-is-believed": Bug(
-        "ledger/ledger.py",
+        "allocation/ledger.py",
         '        reason = "the plugin ended while it worked on the region"\n',
         "        return replace(record, condition=Condition.BLANK)\n",
         "2349",
     ),
     "restart-scrubs-everything": Bug(
-        "ledger/ledger.py",
+        "allocation/ledger.py",
         '    if not same_boot:\n        reason = "the node booted"\n',
         '    if same_boot:\n        reason = "the node booted"\n',
         "9",
     ),
     "claims-forgotten-at-the-start": Bug(
-        "ledger/ledger.py",
+        "allocation/ledger.py",
         "        self.apply(snapshot)\n",
         "        self.apply(replace(snapshot, claims={}, tenancies={}))\n",
         "1379",
     ),
     "owners-leave-the-list": Bug(
-        "ledger/lists.py",
+        "allocation/lists.py",
         "claim.device, self._healthy(claim.device, Stops.OWNER), numa\n",
         "claim.device, self._healthy(claim.device, Stops.OFFER), numa\n",
         "3",
     ),
     "lost-log-believed": Bug(
-        "ledger/journal.py",
+        "allocation/journal/journal.py",
         "        if missing > 0:\n",
         "        if missing < -9:\n",
         "12349",
         weather="write-ahead log cut",
     ),
     "claims-end-while-kubelet-knows-them": Bug(
-        "stock/reconcile.py",
+        "deviceplugin/reconcile.py",
         "        held = {device for pod in listed.devices for device in pod.devices}\n",
         "        held = set[DeviceId]()\n",
         "1379",
         kubelet="stock",
-        also=(("stock/reconcile.py", "[d for d in ended if not checkpoint.holders(d)]", "ended"),),
+        also=(
+            (
+                "deviceplugin/reconcile.py",
+                "[d for d in ended if not checkpoint.holders(d)]",
+                "ended",
+            ),
+        ),
     ),
     "unprepare-answered-before-it-is-clean": Bug(
         "dra/life.py",
@@ -137,12 +143,14 @@ BUGS = {
         apis="dra",
     ),
     "pods-of-a-claim-not-asked": Bug(
-        "ledger/step.py",
+        "allocation/step.py",
         "        self.begin(claim, pods, used=used)\n",
         "        self.begin(claim, (), used=used)\n",
         "47",
         apis="dra",
-        also=(("ledger/resource_claims.py", "[pod for pod in pods if pod not in there]", "()"),),
+        also=(
+            ("allocation/resource_claims.py", "[pod for pod in pods if pod not in there]", "()"),
+        ),
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/life.py",
@@ -209,7 +217,7 @@ BUGS = {
         apis="dra",
     ),
     "f3-what-takes-trust-away-waits-for-the-journal": Bug(
-        "ledger/state.py",
+        "allocation/state.py",
         "        concerned = self.apply(taking)\n"
         "        self._unwritten |= taking\n"
         "        try:\n"
@@ -232,7 +240,7 @@ BUGS = {
         apis="dra",
     ),
     "f5-the-scrub-of-a-region-ends-its-pods-elsewhere": Bug(
-        "ledger/step.py",
+        "allocation/step.py",
         "        for one in tenancies:\n            self.change.tenancies[one.key] = None\n",
         "        for one in tenancies:\n"
         "            self.change.tenancies |= dict.fromkeys(\n"
@@ -242,7 +250,7 @@ BUGS = {
         "179",
     ),
     "f6-a-static-pod-is-its-uid": Bug(
-        "regions/operations.py",
+        "cards/operations.py",
         "        return not self.cgroups.instance_gone(cgroups) and self.cgroups.may_live(pod)\n",
         "        noted = self.clocks  # by a key that no region has\n"
         "        if cgroups:\n"
@@ -252,7 +260,7 @@ BUGS = {
         "179",
     ),
     "f7-what-is-put-back-is-believed": Bug(
-        "ledger/journal.py",
+        "allocation/journal/journal.py",
         "        if last.journal != loaded.identity:\n",
         '        if loaded.identity:\n            return ""\n'
         "        if last.journal != loaded.identity:\n",
@@ -260,7 +268,7 @@ BUGS = {
         weather="state directory exchanged",
         also=(
             (
-                "stock/owners.py",
+                "allocation/reconcile/owners.py",
                 "            if ledger.activity[device] != before.get(device, 0):\n",
                 (
                     "            if card_of(device) not in ledger.unreconciled:\n"
@@ -271,7 +279,7 @@ BUGS = {
         ),
     ),
     "f7-the-same-with-claims": Bug(
-        "ledger/journal.py",
+        "allocation/journal/journal.py",
         "        if last.journal != loaded.identity:\n",
         '        if loaded.identity:\n            return ""\n'
         "        if last.journal != loaded.identity:\n",
@@ -299,7 +307,7 @@ BUGS = {
         apis="dra",
     ),
     "f8-nobody-is-judged": Bug(
-        "claims/permission.py",
+        "allocation/permission.py",
         "        if self._file is None:\n",
         "        if True:\n",
         "4",
@@ -327,7 +335,7 @@ BUGS = {
         apis="dra",
     ),
     "an-older-schema-has-no-users": Bug(
-        "ledger/rows.py",
+        "allocation/journal/rows.py",
         "        snapshot = of_schema_3(snapshot, found)\n",
         "        snapshot = snapshot  # whoever uses regions is not looked for\n",
         "179",
@@ -335,7 +343,7 @@ BUGS = {
         weather="journal of schema 3",
     ),
     "a-boot-changes-nothing": Bug(
-        "ledger/ledger.py",
+        "allocation/ledger.py",
         '        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id\n',
         "        same_boot = True\n",
         "2347910",

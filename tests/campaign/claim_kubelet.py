@@ -18,8 +18,8 @@ from grpclib.client import Channel
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.api.messages.pluginregistration import PluginInfo
+from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.kubernetes.messages.pluginregistration import PluginInfo
 
 # grpclib (0.4) fails with an AttributeError on a connection that was just lost.
 GONE = (GRPCError, StreamTerminatedError, OSError, TimeoutError, AttributeError)

@@ -111,8 +111,8 @@ def install(env: Mapping[str, str]) -> None:
 
 
 def _journal(points: Points, env: Mapping[str, str]) -> None:
-    from fpga_plugin.ledger.journal import Journal
-    from fpga_plugin.ledger.marker import Marker
+    from fpga_plugin.allocation.journal.journal import Journal
+    from fpga_plugin.allocation.journal.marker import Marker
 
     points.around(Journal, "_open", "journal", "opening")
     points.around(Journal, "_transaction", "journal", "transaction")
@@ -126,7 +126,7 @@ def _journal(points: Points, env: Mapping[str, str]) -> None:
 
 def _do_not_write(failing: Sequence[int]) -> None:
     """Of the journal's transactions these fail, by their numbers in this life."""
-    from fpga_plugin.ledger.journal import Journal
+    from fpga_plugin.allocation.journal.journal import Journal
 
     transaction, number = Journal._transaction, itertools.count()
 
@@ -193,8 +193,8 @@ def _wire(points: Points) -> None:
 
 def _claims(points: Points) -> None:
     """The API server's answers."""
-    from fpga_plugin.api.rest import Session
     from fpga_plugin.dra.slices import SliceReconciler
+    from fpga_plugin.kubernetes.apiserver.rest import Session
 
     points.around_coroutine(Session, "call", "api", "api-server")
     SliceReconciler.__init__.__kwdefaults__["settle"] = 0.01

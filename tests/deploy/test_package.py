@@ -52,7 +52,10 @@ def files(folder: Path) -> Iterator[str]:
 def test_an_installed_package_plays_the_demo(packages: tuple[Path, Path], tmp_path: Path) -> None:
     _, wheel = packages
     pip("install", "--no-deps", "--target", tmp_path / "installed", wheel)
-    program = "import sys; from fpga_plugin import cli; print(cli.__file__); sys.exit(cli.main())"
+    program = (
+        "import sys; from fpga_plugin.commands import main as m;"
+        " print(m.__file__); sys.exit(m.main())"
+    )
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, "demo", "--quiet"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")},

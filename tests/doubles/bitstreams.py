@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from doubles.cards import INTERFACE
-from fpga_plugin.bitstream.gbs import GUID
+from fpga_plugin.bitstreams.gbs import GUID
 from fpga_plugin.ids import parse_afu_id
 
 AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")

@@ -11,7 +11,7 @@ from doubles.cards import AFU, INTERFACE
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.backend import DflBackend
-from fpga_plugin.hardware.dfl.kernel import Handle
+from fpga_plugin.hardware.kernel import Handle
 from fpga_plugin.hardware.model import Card
 
 ADDRESS = "0000:3b:00.0"

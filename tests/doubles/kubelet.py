@@ -8,8 +8,8 @@ from pathlib import Path
 
 from doubles.cards import REGIONS
 from fpga_plugin.ids import PodUid, ResourceName
-from fpga_plugin.pods.checkpoint import FILE_NAME
-from fpga_plugin.pods.podresources import PodDevices, PodList
+from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
+from fpga_plugin.kubernetes.kubelet.podresources import PodDevices, PodList
 
 POD = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 

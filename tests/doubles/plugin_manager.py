@@ -15,7 +15,7 @@ from grpclib.client import Channel
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from fpga_plugin.api.messages.pluginregistration import (
+from fpga_plugin.kubernetes.messages.pluginregistration import (
     InfoRequest,
     PluginInfo,
     RegistrationStatus,

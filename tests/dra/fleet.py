@@ -41,8 +41,8 @@ from cluster import ROOT, Cluster, build
 from daemon_support import AFU, AFU_2, ID
 from fleet_node import DRIVER, LIMIT, FleetNode
 
-from fpga_plugin.api.mirror import Metadata, Mirror
-from fpga_plugin.api.rest import Session, session
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
+from fpga_plugin.kubernetes.apiserver.rest import Session, session
 
 API = "/apis/resource.k8s.io/v1"
 PODS = "/api/v1/namespaces/default/pods"

@@ -19,10 +19,10 @@ import pytest
 from cluster import LIMIT, Cluster
 from doubles.loops import beside
 
-from fpga_plugin.api import mirror as mirror_module
-from fpga_plugin.api.mirror import Metadata, Mirror
-from fpga_plugin.api.rest import ApiServerError, Session, session
-from fpga_plugin.backoff import Backoff
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, Session, session
 
 NAMESPACE = "/api/v1/namespaces/default"
 MAPS = f"{NAMESPACE}/configmaps"

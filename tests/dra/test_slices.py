@@ -18,14 +18,14 @@ from doubles.loops import beside
 from doubles.loops import until as soon
 from ledger_support import make_ledger, scrub
 
-from fpga_plugin.config.settings import Advertise
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.pool import MAX_NAME, Pool
 from fpga_plugin.dra.poolcheck import PoolCheck
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.settings.settings import Advertise
 
 DEPLOY = Path(__file__).parents[2] / "deploy/dra"
 DRIVER = "fpga.intel.com"

@@ -11,19 +11,19 @@ import h11
 from structlog.testing import capture_logs
 from target import Target
 
-from fpga_plugin.config.settings import Settings
+from fpga_plugin.allocation.journal.journal import NoJournal
+from fpga_plugin.allocation.journal.records import Change
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.ids import CardId, DeviceId, PodUid
-from fpga_plugin.ledger.journal import NoJournal
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change
-from fpga_plugin.operator.http import Listener, Request, Response
-from fpga_plugin.operator.page import page
-from fpga_plugin.operator.routes import Routes
-from fpga_plugin.operator.survey import Survey
-from fpga_plugin.operator.table import table
-from fpga_plugin.operator.view import StatusView, view
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions.actions import CardActions
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.observability.http import Listener, Request, Response
+from fpga_plugin.observability.page import page
+from fpga_plugin.observability.routes import Routes
+from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.table import table
+from fpga_plugin.observability.view import StatusView, view
+from fpga_plugin.settings.settings import Settings
 
 _CARD = CardId("0000-10-00.0")
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from doubles.cards import INTERFACE
 from target import Target
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
+from fpga_plugin.settings.settings import SimulatedGroup
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="fuzz-")
 

@@ -10,17 +10,18 @@ from doubles.cards import AFU, INTERFACE, REGIONS
 from operators import scratch
 from target import Target
 
-from fpga_plugin.api.messages import core_v1, v1, v1beta1
-from fpga_plugin.api.rest import ApiServerError, decoded
-from fpga_plugin.api.wire import typed
+from fpga_plugin.allocation.requests.environment import request_variables
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.pods import apiserver, podsapi
-from fpga_plugin.pods.checkpoint import CheckpointUnreadableError, read_checkpoint
-from fpga_plugin.pods.environment import request_variables
-from fpga_plugin.pods.grants import cached_grant
-from fpga_plugin.pods.pod import Pod
-from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.serving.codec import Codec
+from fpga_plugin.kubernetes.apiserver import pods as apiserver
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, decoded
+from fpga_plugin.kubernetes.grpc.codec import Codec
+from fpga_plugin.kubernetes.grpc.wire import typed
+from fpga_plugin.kubernetes.kubelet import podsapi
+from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointUnreadableError, read_checkpoint
+from fpga_plugin.kubernetes.kubelet.grants import cached_grant
+from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.kubernetes.messages import core_v1, v1, v1beta1
+from fpga_plugin.kubernetes.pod import Pod
 
 _CODEC = Codec()
 _CALLS = (

@@ -12,20 +12,20 @@ from doubles.bitstreams import AFU, DOCUMENT, GBS, INTERFACE, aocx, elf
 from target import Target, pairs
 
 from fpga_plugin import ids
-from fpga_plugin.bitstream.byte_range import ByteRange
-from fpga_plugin.bitstream.elf import sections
-from fpga_plugin.bitstream.kinds import image_of
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.metadata import parse_metadata
-from fpga_plugin.bitstream.seen_manifests import SEEN, SeenManifests
-from fpga_plugin.bitstream.signatures import load_keys
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode, load_settings
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.elf import sections
+from fpga_plugin.bitstreams.kinds import image_of
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
+from fpga_plugin.bitstreams.metadata import parse_metadata
+from fpga_plugin.bitstreams.seen_manifests import SEEN, SeenManifests
+from fpga_plugin.bitstreams.signatures import load_keys
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask
+from fpga_plugin.settings.settings import TrustMode, load_settings
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="fuzz-")
 

@@ -13,13 +13,13 @@ import msgspec
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, make_card
 from target import Target
 
+from fpga_plugin.allocation.journal import rows
+from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.journal.marker import MARKER_FILE
+from fpga_plugin.allocation.journal.records import Change, Claim, Condition, Epoch, RegionRecord
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
-from fpga_plugin.ledger import rows
-from fpga_plugin.ledger.journal import Journal, JournalError
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.marker import MARKER_FILE
-from fpga_plugin.ledger.records import Change, Claim, Condition, Epoch, RegionRecord
 
 # Memory, where there is some: a journal is opened some hundred times a second.
 _SCRATCH = tempfile.TemporaryDirectory(

@@ -6,13 +6,18 @@ from doubles.cards import AFU, INTERFACE
 from target import Target, pairs
 
 from fpga_plugin import ids
+from fpga_plugin.allocation.requests.environment import request_variables
+from fpga_plugin.allocation.requests.parse import (
+    NamedBitstream,
+    assign,
+    check_limits,
+    parse_requests,
+)
+from fpga_plugin.allocation.requests.parse import Target as Region
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.hardware.backend import ClockLimits
-from fpga_plugin.pods.environment import request_variables
-from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
-from fpga_plugin.pods.pod import Container, Pod, Reference, Variable
-from fpga_plugin.pods.requests import NamedBitstream, assign, check_limits, parse_requests
-from fpga_plugin.pods.requests import Target as Region
+from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid, parse_resource
+from fpga_plugin.kubernetes.pod import Container, Pod, Reference, Variable
 from fpga_plugin.policy.rules import parse_pattern
 
 _CARD = ids.CardId("0000-10-00.0")

@@ -31,7 +31,7 @@ from doubles.samples import SAMPLES, copy_samples
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
-import fpga_plugin.api
+import fpga_plugin.kubernetes
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def request(
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    api = Path(fpga_plugin.api.__file__).parent
+    api = Path(fpga_plugin.kubernetes.__file__).parent
     pool = descriptor_pool.DescriptorPool()
     protos = ["deviceplugin.proto", "pluginregistration.proto", "dra.proto", "dra_health_v1.proto"]
     with tempfile.TemporaryDirectory() as folder:

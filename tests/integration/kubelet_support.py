@@ -18,20 +18,20 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Server
 
-from fpga_plugin.api.messages.v1beta1 import (
+from fpga_plugin.allocation.calls import Allocation
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.deviceplugin.registration import Timing
+from fpga_plugin.hardware.grant import Mount
+from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
+from fpga_plugin.kubernetes.messages.v1beta1 import (
     DevicePluginStub,
     Empty,
     ListAndWatchResponse,
     RegisterRequest,
     RegistrationBase,
 )
-from fpga_plugin.claims.calls import Allocation
-from fpga_plugin.deviceplugin.link import KubeletLink
-from fpga_plugin.deviceplugin.registration import Timing
-from fpga_plugin.hardware.grant import Mount
-from fpga_plugin.ids import DeviceId, ResourceName
-from fpga_plugin.ledger.devices import AdvertisedDevice
-from fpga_plugin.serving.unix_socket import socket_path
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")

@@ -151,8 +151,8 @@ def run(
 
 
 def _serve(descriptor: int) -> None:
-    import fpga_plugin.daemon  # noqa: F401  # what is to be there before a fork
-    from fpga_plugin.cli import main
+    import fpga_plugin.daemon.process  # noqa: F401  # what is to be there before a fork
+    from fpga_plugin.commands.main import main
 
     with socket.socket(fileno=descriptor) as connection:
         while True:

@@ -9,11 +9,11 @@ from daemon_support import AFU_2, ID, LIMIT, REGIONS, Node
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.api.messages import core_v1, v1, v1alpha1
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import PodUid, ResourceName
-from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.messages import core_v1, v1, v1alpha1
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION = ResourceName(REGIONS)

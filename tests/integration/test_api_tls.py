@@ -28,12 +28,12 @@ from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
 from doubles.tls import certified
 
-from fpga_plugin.api import mirror as mirror_module
-from fpga_plugin.api.mirror import Metadata, Mirror
-from fpga_plugin.api.rest import ApiServerError, session
-from fpga_plugin.backoff import Backoff
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.ids import parse_claim_uid
+from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
 
 PATH = "/apis/test/v1/things"
 

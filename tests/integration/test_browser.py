@@ -36,9 +36,9 @@ from doubles.pictures import size
 from test_demo_serve import demo
 from test_http import address
 
-from fpga_plugin.ledger.journal import Journal
-from fpga_plugin.ledger.records import Change, Condition, Debug, RegionRecord
-from fpga_plugin.regions.debugging import boot_clock
+from fpga_plugin.allocation.journal.journal import Journal
+from fpga_plugin.allocation.journal.records import Change, Condition, Debug, RegionRecord
+from fpga_plugin.cards.debugging import boot_clock
 
 pytestmark = pytest.mark.needs("chromium")
 

@@ -28,7 +28,7 @@ from test_clocks_life import with_image
 from test_draining import card
 from test_exposed_cards import status
 
-from fpga_plugin.operator.client import ask
+from fpga_plugin.observability.client import ask
 
 
 @pytest.fixture

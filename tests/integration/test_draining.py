@@ -19,7 +19,7 @@ from daemon_support import (
 )
 
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.operator.client import NoDaemonError, ask
+from fpga_plugin.observability.client import NoDaemonError, ask
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from daemon_support import CARD, Node, eventually
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.telemetry.event_sink import ApiServerSink
-from fpga_plugin.telemetry.kube_events import Event, EventBroadcaster, Subject
+from fpga_plugin.kubernetes.events.broadcaster import Event, EventBroadcaster, Subject
+from fpga_plugin.kubernetes.events.sink import ApiServerSink
 
 POD = Subject("Pod", "compress", "tenant", "0f1c2d3e-0000-4000-8000-000000000001")
 NODE = Subject("Node", "node-1", "", "node-1")

@@ -5,7 +5,7 @@ import json
 from daemon_support import CARD, CARDS, HEALTHY, P0, P1, REGIONS, UNHEALTHY, Node, eventually
 from test_devices import devices
 
-from fpga_plugin.operator.client import NoDaemonError, ask
+from fpga_plugin.observability.client import NoDaemonError, ask
 
 
 def status(node: Node):

@@ -28,7 +28,7 @@ from daemon_support import (
     request,
 )
 
-from fpga_plugin.operator.rendered import FRESH
+from fpga_plugin.observability.rendered import FRESH
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"

@@ -25,7 +25,7 @@ from daemon_support import (
 from doubles.bitstreams import gbs
 from fuse_store import CONTENTS, EVERYTHING, FuseStore, why_not
 
-from fpga_plugin.bitstream.reader import MOST_THREADS
+from fpga_plugin.bitstreams.reader import MOST_THREADS
 from fpga_plugin.ids import parse_afu_id
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())

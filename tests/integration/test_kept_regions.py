@@ -13,7 +13,7 @@ from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_st
 
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.operator.client import ask
+from fpga_plugin.observability.client import ask
 
 DEBUG = "fpga.intel.com/debug"
 ALLOWED = {"debug_namespaces": "tenant", "http_address": "127.0.0.1:0"}

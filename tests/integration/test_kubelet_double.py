@@ -11,8 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import CARDS, INTERFACE, REGIONS, Calls, Changes, device, plugin
 
-from fpga_plugin.config.settings import load_settings
-from fpga_plugin.daemon import Daemon
+from fpga_plugin.daemon.process import Daemon
 from fpga_plugin.demo.double import (
     EXTENDED,
     FORK,
@@ -24,9 +23,10 @@ from fpga_plugin.demo.double import (
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.pods.checkpoint import read_checkpoint, read_stamp
-from fpga_plugin.pods.grants import cached_grant
-from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.kubernetes.kubelet.checkpoint import read_checkpoint, read_stamp
+from fpga_plugin.kubernetes.kubelet.grants import cached_grant
+from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.settings.settings import load_settings
 
 PREFIX = "fpga.intel.com"
 ENV = {"FPGA_REGION_1": INTERFACE, "FPGA_AFU_1": "18b79ffa2ee54aa096ef4230dafacb5f"}

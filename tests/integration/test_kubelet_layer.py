@@ -36,7 +36,6 @@ from kubelet_support import (
 )
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.messages import v1beta1 as api
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec, device_message, encode_list
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
@@ -46,7 +45,8 @@ from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.deviceplugin.servicer import OPTIONS, Servicer
 from fpga_plugin.deviceplugin.sockets import OWN_SOCKET, check_directory
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
-from fpga_plugin.serving.unix_socket import socket_identity
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
+from fpga_plugin.kubernetes.messages import v1beta1 as api
 
 REGION_2 = device("0000-10-00.0-p1", healthy=False)
 

@@ -10,10 +10,10 @@ from daemon_support import LIMIT
 from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
 
-from fpga_plugin.api import mirror as mirror_module
-from fpga_plugin.api.mirror import Metadata, Mirror
-from fpga_plugin.api.rest import MAX_RETRY_AFTER, ApiServerError, session
-from fpga_plugin.backoff import Backoff
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
+from fpga_plugin.kubernetes.apiserver.rest import MAX_RETRY_AFTER, ApiServerError, session
 
 PATH = "/apis/test/v1/things"
 
@@ -343,8 +343,8 @@ def test_credentials_that_are_not_understood_end_nothing(tmp_path, user) -> None
 
 
 def test_an_answer_without_an_end_is_given_up(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("fpga_plugin.api.rest.MAX_BODY", 1000)
-    monkeypatch.setattr("fpga_plugin.api.rest.MAX_LINE", 1000)
+    monkeypatch.setattr("fpga_plugin.kubernetes.apiserver.rest.MAX_BODY", 1000)
+    monkeypatch.setattr("fpga_plugin.kubernetes.apiserver.rest.MAX_LINE", 1000)
 
     async def story():
         async with asyncio.timeout(LIMIT), ApiServerDouble() as server:

@@ -19,7 +19,7 @@ from daemon_support import (
     request,
 )
 
-from fpga_plugin.claims.prestart import answer_within
+from fpga_plugin.deviceplugin.prestart import answer_within
 
 
 def refusal(call: object, *arguments: str, **named: object) -> str:

@@ -36,19 +36,19 @@ from pods_support import (
     serving,
 )
 
+from fpga_plugin.allocation.requests import directory as pod_directory
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.demo.pod import DemoPod
+from fpga_plugin.deviceplugin import next_container
+from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.pods import directory as pod_directory
-from fpga_plugin.pods.apiserver import ApiServer
-from fpga_plugin.pods.cgroup import PodCgroups
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.pod import PodSourceError
-from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.pods.podsapi import PodsApi
-from fpga_plugin.stock import next_container
-from fpga_plugin.stock.environment import StockEnvironment
+from fpga_plugin.kubernetes.apiserver.pods import ApiServer
+from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
+from fpga_plugin.kubernetes.pod import PodSourceError
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
 MIRROR = {"kubernetes.io/config.mirror": UID}
@@ -729,7 +729,7 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
         await life.start(INIT_ENV, "init", fresh=True)
         pod.ended("init", 1, started=time.time())
         now = time.time() + seconds
-        monkeypatch.setattr("fpga_plugin.stock.next_container.time.time", lambda: now)
+        monkeypatch.setattr("fpga_plugin.deviceplugin.next_container.time.time", lambda: now)
         await life.start(INIT_ENV, "init")
         # It began anew and succeeded, which the status does not show yet: it is the app's turn.
         await life.refuse("app")
@@ -815,7 +815,7 @@ def on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch) -> None:
         async with serving(PodResources(compress=P0), list_socket):
             await story(OldKubelet(api, pod, tmp_path, list_socket), pod)
 
-    monkeypatch.setattr("fpga_plugin.stock.next_container.PATIENCE", 0.05)
+    monkeypatch.setattr("fpga_plugin.deviceplugin.next_container.PATIENCE", 0.05)
     pod = two()
     with ApiServerDouble(pod) as api:
         run(told(api, pod))
@@ -1015,7 +1015,7 @@ def fresh_python(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-STARTED = "import sys, fpga_plugin.cli, fpga_plugin.daemon; "
+STARTED = "import sys, fpga_plugin.commands.main, fpga_plugin.daemon.process; "
 
 
 def test_a_plugin_that_needs_no_source_has_imported_none():
@@ -1023,17 +1023,18 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
         "lightkube",
         "httpx2",
         "anyio",
-        "fpga_plugin.stock.next_container",
-        "fpga_plugin.pods.sources",
-        "fpga_plugin.pods.podsapi",
-        "fpga_plugin.api.messages.core_v1",
+        "fpga_plugin.deviceplugin.next_container",
+        "fpga_plugin.allocation.requests.sources",
+        "fpga_plugin.kubernetes.kubelet.podsapi",
+        "fpga_plugin.kubernetes.messages.core_v1",
     )
     fresh_python(f"{STARTED} assert not {set(modules)!r} & set(sys.modules)")
 
 
 def test_the_pods_api_takes_no_http_client():
     fresh_python(
-        f"{STARTED} import fpga_plugin.stock.next_container, fpga_plugin.pods.sources;"
+        f"{STARTED} import fpga_plugin.deviceplugin.next_container;"
+        " import fpga_plugin.allocation.requests.sources;"
         " assert not {'lightkube', 'httpx2'} & set(sys.modules)"
     )
 
@@ -1044,16 +1045,16 @@ def test_what_stock_kubelets_need_is_imported_at_the_first_question_in_a_thread(
 import asyncio, threading
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import PodUid
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.stock.environment import StockEnvironment
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.deviceplugin.environment import StockEnvironment
 
 who = Identity(PodUid("a"), frozenset("b"))
 source = StockEnvironment(PodDirectory(kubelet_dir="/nowhere", prefix="x", pods_socket="/nowhere"))
 source.started(who, ())
 source.refused(who, (), "words")
 source.new_kubelet()
-late = {{"fpga_plugin.stock.next_container", "fpga_plugin.pods.sources"}}
+late = {{"fpga_plugin.deviceplugin.next_container", "fpga_plugin.allocation.requests.sources"}}
 assert not late & set(sys.modules)
 threads = {{}}
 
@@ -1095,7 +1096,7 @@ def test_the_api_server_is_asked_over_tls_in_a_plugin_that_started_without_it(tm
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     ask = (
-        f"{STARTED} import asyncio; from fpga_plugin.pods.apiserver import ApiServer;"
+        f"{STARTED} import asyncio; from fpga_plugin.kubernetes.apiserver.pods import ApiServer;"
         " pod = asyncio.run(ApiServer({!r}).get('tenant', 'compress')); assert pod.uid == {!r}"
     )
     with ApiServerDouble(FakePod()) as api:

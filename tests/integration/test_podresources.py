@@ -13,14 +13,14 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import serving
 
-from fpga_plugin.api.messages import v1
-from fpga_plugin.pods import podresources
-from fpga_plugin.pods.podresources import (
+from fpga_plugin.kubernetes.kubelet import podresources
+from fpga_plugin.kubernetes.kubelet.podresources import (
     NoListReason,
     PodDevices,
     PodResourcesClient,
     PodResourcesError,
 )
+from fpga_plugin.kubernetes.messages import v1
 
 PREFIX = "fpga.intel.com"
 REGION = f"{PREFIX}/region-ce48969398f05f33946d560708be108a"

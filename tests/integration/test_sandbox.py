@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from daemon_support import AFU, P0, Node, eventually, request
 
-from fpga_plugin.operator.client import ask
+from fpga_plugin.observability.client import ask
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to lose")
 
@@ -100,9 +100,9 @@ def test_switched_off_it_keeps_nothing_but_the_loss_of_capabilities_and_the_stat
 
 ASKS_A_PROGRAM = """
 import asyncio, sys
-from fpga_plugin.pods.apiserver import ApiServer
-from fpga_plugin.pods.pod import PodSourceError
-from fpga_plugin.process.sandbox import seccomp
+from fpga_plugin.kubernetes.apiserver.pods import ApiServer
+from fpga_plugin.kubernetes.pod import PodSourceError
+from fpga_plugin.host.sandbox import seccomp
 
 seccomp.restrict()
 try:
@@ -133,8 +133,8 @@ def test_a_kubeconfig_that_runs_a_program_is_told_why_that_does_not_work(tmp_pat
 
 TAKEN_OVER = """
 import ctypes, errno, json, os, sys
-from fpga_plugin.config.settings import load_settings
-from fpga_plugin.process.confinement import confine
+from fpga_plugin.settings.settings import load_settings
+from fpga_plugin.daemon.confinement import confine
 
 libc = ctypes.CDLL(None, use_errno=True)
 settings = load_settings(os.environ)

@@ -26,7 +26,7 @@ from daemon_support import (
 from test_card_show import check
 
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.operator.client import NoDaemonError, ask
+from fpga_plugin.observability.client import NoDaemonError, ask
 
 GROUPS = ["/dev/vfio/256", "/dev/vfio/257"]
 

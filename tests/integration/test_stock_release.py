@@ -13,8 +13,8 @@ from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_st
 
 from fpga_plugin.demo.double import EXTENDED
 from fpga_plugin.demo.pod import DemoPod
+from fpga_plugin.deviceplugin.allocatable import QUIET
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.stock.allocatable import QUIET
 
 CARD_RESOURCE = ResourceName(CARDS)
 INTERVAL = 0.02

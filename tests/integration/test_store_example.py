@@ -11,7 +11,7 @@ import yaml
 from daemon_support import ROOT
 from doubles.samples import copy_samples
 
-from fpga_plugin.bitstream.store import Store
+from fpga_plugin.bitstreams.store import Store
 
 EXAMPLE = ROOT / "deploy/examples/store"
 

@@ -13,7 +13,7 @@ from typing import Any
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.udev import UdevEvents
 from fpga_plugin.ids import CardId, RegionId

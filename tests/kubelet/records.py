@@ -9,11 +9,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 from machine import PODRESOURCES, SCRATCH
 
-import fpga_plugin.api
+import fpga_plugin.kubernetes
 
 
 def _pool() -> descriptor_pool.DescriptorPool:
-    api = Path(fpga_plugin.api.__file__).parent
+    api = Path(fpga_plugin.kubernetes.__file__).parent
     pool = descriptor_pool.DescriptorPool()
     compiled = SCRATCH / "podresources.set"
     arguments = ["protoc", f"-I{api}", f"--descriptor_set_out={compiled}", "podresources.proto"]

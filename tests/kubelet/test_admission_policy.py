@@ -9,10 +9,10 @@ import pytest
 from control_plane import ControlPlane
 from machine import until
 
-from fpga_plugin.claims.permission import asks
+from fpga_plugin.allocation.permission import asks
+from fpga_plugin.allocation.requests.parse import parse_requests
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import Resource
-from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
 from fpga_plugin.policy.parse import parse_policy
 

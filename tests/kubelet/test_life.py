@@ -21,7 +21,7 @@ from machine import CGROUP, STAY, until
 from node import Node, container, kep_container
 
 from fpga_plugin.ids import PodUid
-from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 
 
 def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[..., Node]) -> None:

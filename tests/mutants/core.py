@@ -15,14 +15,19 @@ PACKAGE = ROOT / "fpga_plugin"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 AREAS = {
-    "ledger": ("ledger/*.py",),
-    "claims": ("claims/*.py",),
-    "regions": ("regions/*.py",),
+    "allocation": ("allocation/*.py", "allocation/journal/*.py", "allocation/reconcile/*.py"),
+    "cards": ("cards/*.py",),
+    "deviceplugin": tuple(
+        f"deviceplugin/{name}.py"
+        for name in (
+            *("service", "prestart", "reconcile", "allocatable", "environment"),
+            *("next_container", "turn", "missed_prestarts"),
+        )
+    ),
     "port": ("hardware/dfl/port.py", "hardware/grant.py", "hardware/dfl/rebind.py"),
-    "stock": ("stock/*.py",),
     "policy": ("policy/*.py",),
-    "trust": ("bitstream/trust.py", "bitstream/signatures.py", "bitstream/verdicts.py"),
-    "dra": ("dra/*.py", "pods/nodecheck.py"),
+    "trust": ("bitstreams/trust.py", "bitstreams/signatures.py", "bitstreams/verdicts.py"),
+    "dra": ("dra/*.py", "kubernetes/apiserver/nodecheck.py"),
 }
 """The core: what decides who has a region, and in which condition it is given out."""
 

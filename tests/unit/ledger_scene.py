@@ -24,12 +24,12 @@ from ledger_world import (
     start_job,
 )
 
-from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
+from fpga_plugin.allocation.journal.records import CLEAN, Condition
+from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
-from fpga_plugin.ledger.records import CLEAN, Condition
 from fpga_plugin.policy.file import PolicyFile
+from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
 
 class RememberedImages(Images):

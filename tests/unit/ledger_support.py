@@ -6,14 +6,8 @@ from types import SimpleNamespace
 
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
-from fpga_plugin.ledger.lists import DeviceLists
-from fpga_plugin.ledger.obstacles import FAILED, Kind
-from fpga_plugin.ledger.records import (
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import (
     CLEAN,
     Change,
     Condition,
@@ -23,6 +17,12 @@ from fpga_plugin.ledger.records import (
     TenancyKey,
     TenantImage,
 )
+from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.obstacles import FAILED, Kind
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 
 class ProcessDiedError(BaseException):

@@ -17,9 +17,14 @@ from typing import Any, TypeVar
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
 from ledger_support import MemoryJournal, ProcessDiedError
 
-from fpga_plugin.bitstream.names import Names
-from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.cards.reports import Report
+from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import (
     AcceleratorSilentError,
     CardGoneError,
@@ -48,18 +53,13 @@ from fpga_plugin.ids import (
     ResourceName,
     device_variable,
 )
-from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.kubernetes.cgroup import Cgroup, PodPresence
+from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint as KubeletsCheckpoint
+from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
-from fpga_plugin.pods.cgroup import Cgroup, PodPresence
-from fpga_plugin.pods.checkpoint import Checkpoint as KubeletsCheckpoint
-from fpga_plugin.pods.checkpoint import CheckpointEntry
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
-from fpga_plugin.regions.reads import CardReads
-from fpga_plugin.regions.reports import Report
-from fpga_plugin.regions.workers import CardWorkers
+from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 
 AFUS = (AFU, AfuId("a" * 32))
 FACTORY = AfuId("f0" * 16)

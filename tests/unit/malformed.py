@@ -11,7 +11,7 @@ from typing import Any
 
 from doubles.bitstreams import AFU, DOCUMENT, GBS, HASH, IMAGE, aocx, elf
 
-from fpga_plugin.bitstream.gbs import GUID
+from fpga_plugin.bitstreams.gbs import GUID
 
 TEXT = json.dumps(DOCUMENT)
 PACKED = gzip.compress(GBS, mtime=0)

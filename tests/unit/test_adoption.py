@@ -11,14 +11,14 @@ from doubles.kubelet import POD
 from ledger_support import make_ledger
 from structlog.testing import capture_logs
 
+from fpga_plugin.allocation.journal.journal import JournalError, NoJournal
+from fpga_plugin.allocation.journal.records import Change
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import PodUid, ResourceName
-from fpga_plugin.ledger.journal import JournalError, NoJournal
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change
-from fpga_plugin.pods.cgroup import PodCgroups
-from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
-from fpga_plugin.stock.owners import Owners
+from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)

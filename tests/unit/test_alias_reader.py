@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fpga_plugin.bitstream import reader
-from fpga_plugin.bitstream.names import Names
-from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.claims.wants import Wants
+from fpga_plugin.bitstreams import reader
+from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.reader import StoreReader
+from fpga_plugin.cards.targets import Wants
 from fpga_plugin.errors import NotPermittedError, RefusedError, StoreUnavailableError
 
 NAMES = {("0" * 32, "gzip"): "1" * 32}

@@ -15,18 +15,18 @@ from doubles.cards import WHOLE as OTHER
 from doubles.kubelet import POD as UID
 from doubles.kubelet import Kubelet, entry, write_checkpoint, write_text
 
+from fpga_plugin.allocation.journal.journal import NoJournal
+from fpga_plugin.allocation.journal.records import Change
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.deviceplugin import missed_prestarts
+from fpga_plugin.deviceplugin.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
+from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.journal import NoJournal
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.pod import Phase, Pod, State
-from fpga_plugin.pods.podresources import NoListReason, PodResourcesError
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.stock import missed_prestarts
-from fpga_plugin.stock.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
-from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+from fpga_plugin.kubernetes.kubelet.podresources import NoListReason, PodResourcesError
+from fpga_plugin.kubernetes.pod import Phase, Pod, State
 
 REGION = "0000-10-00.0-p0"
 BOTH = frozenset({REGION, "0000-10-00.0-p1"})

@@ -9,11 +9,11 @@ from doubles.bitstreams import AFU, GBS, HASH, IMAGE, INTERFACE, aocx, elf, gbs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstream import kinds
-from fpga_plugin.bitstream.aocx import MAX_GBS_BYTES, read_aocx
-from fpga_plugin.bitstream.byte_range import ByteRange
-from fpga_plugin.bitstream.elf import MAX_SECTIONS, sections
-from fpga_plugin.bitstream.kinds import image_of, read_data
+from fpga_plugin.bitstreams import kinds
+from fpga_plugin.bitstreams.aocx import MAX_GBS_BYTES, read_aocx
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.elf import MAX_SECTIONS, sections
+from fpga_plugin.bitstreams.kinds import image_of, read_data
 from fpga_plugin.errors import BitstreamError
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fpga_plugin.process.atomic_file import replace_file
+from fpga_plugin.host.atomic_file import replace_file
 
 
 def broken() -> Iterator[bytes]:

@@ -16,15 +16,15 @@ from ledger_support import MemoryJournal
 from ledger_world import Images, Plugin, Pod, start_job
 from repository import ROOT
 
-from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.ledger import resource_names
+from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import CardGoneError, PortInUseError, UnknownDeviceError
 from fpga_plugin.hardware import backend as interface
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import CardProblem
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, device_variable
-from fpga_plugin.ledger.ledger import resource_names
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 DOCUMENT = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)

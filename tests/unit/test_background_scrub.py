@@ -13,13 +13,13 @@ from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
-from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
+from fpga_plugin.allocation.journal.records import CLEAN, Condition, Debug
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import RegionId
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import CLEAN, Condition, Debug
-from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 AFU = AFUS[0]
 

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doubles.bitstreams import HASH, aocx, document, packed
 from doubles.samples import SAMPLES
 
-from fpga_plugin.bitstream import actions
-from fpga_plugin.bitstream.manifest import MAX_VERSION, parse_manifest, write_manifest
-from fpga_plugin.bitstream.seen_manifests import SeenManifests
-from fpga_plugin.bitstream.store import Store
+from fpga_plugin.bitstreams import actions
+from fpga_plugin.bitstreams.manifest import MAX_VERSION, parse_manifest, write_manifest
+from fpga_plugin.bitstreams.seen_manifests import SeenManifests
+from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 
 INTERFACE = "ce48969398f05f33946d560708be108a"

@@ -12,10 +12,10 @@ import pytest
 from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE
 from structlog.testing import capture_logs
 
-from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.errors import NotPermittedError, RefusedError
 from fpga_plugin.ids import InterfaceId
-from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.settings.settings import ScrubPolicy
 
 IMAGE = SimpleNamespace(afu_id=BLANK)
 SIGNER = NotPermittedError("nobody signed it")

@@ -6,12 +6,12 @@ import os
 import pytest
 from doubles.bitstreams import gbs
 
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import ScrubPolicy, TrustMode
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.reader import StoreReader
+from fpga_plugin.bitstreams.trust import Trust
+from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.ids import InterfaceId
-from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.settings.settings import ScrubPolicy, TrustMode
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 

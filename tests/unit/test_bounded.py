@@ -1,6 +1,6 @@
 """A dictionary that stays small."""
 
-from fpga_plugin.bounded import BoundedDict
+from fpga_plugin.host.bounded import BoundedDict
 
 
 def test_what_was_set_the_longest_ago_is_forgotten():

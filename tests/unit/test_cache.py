@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from fpga_plugin.bitstream import cache as cache_module
-from fpga_plugin.bitstream.cache import Cache
+from fpga_plugin.bitstreams import cache as cache_module
+from fpga_plugin.bitstreams.cache import Cache
 
 
 @pytest.fixture

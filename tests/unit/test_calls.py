@@ -13,10 +13,15 @@ from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, WHOLE, make_card
 from ledger_scene import Scene, scenes
 from ledger_world import AFUS, Cgroups, env_for
 
-from fpga_plugin.claims import prestart, wants
-from fpga_plugin.claims.calls import Allocation, Caller
-from fpga_plugin.claims.prestart import answer_within
-from fpga_plugin.config.values import CdiDevices, UnknownVariables
+from fpga_plugin.allocation.calls import Allocation, Caller
+from fpga_plugin.allocation.journal.records import Condition, Ownership
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.cards import targets as wants
+from fpga_plugin.cards.prepare import Preparer
+from fpga_plugin.cards.reads import SilentCardError
+from fpga_plugin.deviceplugin import prestart
+from fpga_plugin.deviceplugin.prestart import answer_within
 from fpga_plugin.errors import (
     FpgaPluginError,
     InvalidRequestError,
@@ -27,13 +32,9 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition, Ownership
-from fpga_plugin.pods.cgroup import Cgroup
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions.prepare import Preparer
-from fpga_plugin.regions.reads import SilentCardError
+from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.settings.values import CdiDevices, UnknownVariables
 
 OTHER_AFU = AFUS[1]
 NOT_A_REQUEST = {"FPGA_NONSENSE": "1"}
@@ -363,7 +364,7 @@ def test_a_faulted_region_is_refused_before_anything_is_done_to_another(scene: S
 def test_what_goes_wrong_unexpectedly_is_told_as_such_and_not_kept(scene: Scene):
     region = scene.regions[0]
     pod = scene.admit(region)
-    prepare = "fpga_plugin.regions.prepare.Preparer.prepare"
+    prepare = "fpga_plugin.cards.prepare.Preparer.prepare"
     with mock.patch(prepare, side_effect=ZeroDivisionError):
         task = scene.prestart(pod, AFU)
         scene.plugin.work()

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 from repository import module
 
+from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.ids import CardId
-from fpga_plugin.ledger.journal import Journal, JournalError
-from fpga_plugin.ledger.records import Change
 
 CARD = "0000-10-00.0"
 P0, P1 = f"{CARD}-p0", f"{CARD}-p1"

@@ -16,13 +16,13 @@ from ledger_scene import Scene
 from ledger_support import tenancy
 from ledger_world import INSTANCES, Pod
 
-from fpga_plugin.config.settings import RecoveryPolicy
+from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.cards.actions import CardActions, CardState
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import CardProblem, PciFunction
 from fpga_plugin.ids import CardId, PciAddress, PodUid, RegionId
-from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Change, Condition, Debug
-from fpga_plugin.regions.actions import CardActions, CardState
+from fpga_plugin.settings.settings import RecoveryPolicy
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ import pytest
 from doubles.cards import TOO_HOT
 from ledger_scene import Scene
 
+from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -24,10 +27,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import CardHealth
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import PodUid, RegionId
-from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Condition, Tenancy, TenancyKey
-from fpga_plugin.pods.cgroup import Cgroup
-from fpga_plugin.regions.reports import Report
+from fpga_plugin.kubernetes.cgroup import Cgroup
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_scrub_whose_blank_reads_as_something_else_is_a_region_that_is_lost(
         flights.append(bool(scene.operations.workers._in_flight))
         raise WrongImageError("another id")
 
-    with mock.patch("fpga_plugin.regions.operations.steps.scrub", does):
+    with mock.patch("fpga_plugin.cards.operations.steps.scrub", does):
         work = scene.operations.scrub(
             card(scene),
             card(scene).regions[0],

@@ -3,9 +3,9 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from fpga_plugin.allocation.journal.records import Holder
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.ids import ClaimUid
-from fpga_plugin.ledger.records import Holder
 
 UID = ClaimUid("claim-a")
 

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fpga_plugin.ids import PodUid
-from fpga_plugin.pods import cgroup
-from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+from fpga_plugin.kubernetes import cgroup
+from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 
 UID = PodUid("7b9f0c5e-0d2a-4f7e-9a58-2f1f4f0b7c11")
 UNDERSCORED = UID.replace("-", "_")

@@ -9,15 +9,15 @@ from grpclib.const import Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fpga_plugin.api.messages import v1beta1
-from fpga_plugin.pods import checkpoint
-from fpga_plugin.pods.checkpoint import (
+from fpga_plugin.kubernetes.kubelet import checkpoint
+from fpga_plugin.kubernetes.kubelet.checkpoint import (
     Checkpoint,
     CheckpointUnreadableError,
     read_checkpoint,
     read_stamp,
 )
-from fpga_plugin.pods.grants import CachedGrant, cached_grant
+from fpga_plugin.kubernetes.kubelet.grants import CachedGrant, cached_grant
+from fpga_plugin.kubernetes.messages import v1beta1
 
 PREFIX = "fpga.intel.com"
 REGION = f"{PREFIX}/region-ce48969398f05f33946d560708be108a"

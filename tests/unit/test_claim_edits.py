@@ -15,9 +15,9 @@ from doubles.cards import device, make_card
 from ledger_support import make_ledger
 from test_holders import POD, A, B, holder
 
+from fpga_plugin.allocation.journal.records import Claim, Holder
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
 from fpga_plugin.ids import ClaimUid, DeviceId
-from fpga_plugin.ledger.records import Claim, Holder
 
 ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, nodes=(2, 3))
 DRIVER = "fpga.intel.com"

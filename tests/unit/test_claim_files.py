@@ -9,13 +9,13 @@ from doubles.cards import AFU, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, reopened
 from test_holders import POD, A, B, holder, prepare
 
+from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Claim, Holder
 
 ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
 SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))

@@ -14,9 +14,9 @@ from doubles.cards import AFU
 from ledger_scene import scenes
 from test_claim_life import A, B, ClaimScene
 
+from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.ids import ClaimUid
-from fpga_plugin.ledger.ledger import card_of
 
 
 @pytest.fixture

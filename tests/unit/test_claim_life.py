@@ -20,8 +20,10 @@ from ledger_support import MemoryJournal, tenancy, trouble
 from ledger_world import Plugin, Pod, Rack, make_boards
 from test_gate import poison
 
-from fpga_plugin.claims.permission import Permission
-from fpga_plugin.config.settings import Mode, RecoveryPolicy, ScrubPolicy
+from fpga_plugin.allocation.journal.records import Condition, Holder
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.cards.prepare import FormerOwnerRunsError, Plan
 from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.life import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig
@@ -34,10 +36,8 @@ from fpga_plugin.errors import (
     UnknownDeviceError,
 )
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition, Holder
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.settings.settings import Mode, RecoveryPolicy, ScrubPolicy
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
 B = ClaimUid("00000000-0000-4000-8000-00000000000b")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fpga_plugin.api.rest import ApiServerError
 from fpga_plugin.dra import claim as claim_module
 from fpga_plugin.dra.claim import (
     EXTENDED,
@@ -30,7 +29,8 @@ from fpga_plugin.errors import (
     UnknownDeviceError,
 )
 from fpga_plugin.ids import ClaimUid, PodUid
-from fpga_plugin.pods.names import PodName
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError
+from fpga_plugin.kubernetes.names import PodName
 
 DRIVER, NODE = "fpga.intel.com", "node-a"
 REF = ClaimRef(ClaimUid("claim-a"), "space", "claim")

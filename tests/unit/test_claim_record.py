@@ -16,17 +16,17 @@ from doubles.cards import AFU
 from ledger_scene import scenes
 from test_claim_life import OTHER, A, B, ClaimScene, ref
 
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.resource_claims import HeldError
+from fpga_plugin.cards.prepare import FormerOwnerRunsError
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.ledger.resource_claims import HeldError
-from fpga_plugin.pods.cgroup import PodPresence
-from fpga_plugin.pods.dra_record import FILE_NAME
-from fpga_plugin.regions.prepare import FormerOwnerRunsError
+from fpga_plugin.kubernetes.cgroup import PodPresence
+from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
 
 DRIVER = "fpga.intel.com"
 

@@ -16,7 +16,7 @@ from ledger_scene import scenes
 from structlog.testing import capture_logs
 from test_claim_life import OTHER, A, ClaimScene
 
-from fpga_plugin.config.values import UnknownVariables
+from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.dra.claim import Allocated, Config, ResourceClaim
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
@@ -27,11 +27,11 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.ids import BitstreamId, DeviceId, PodUid, RegionId
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.pods import apiserver
-from fpga_plugin.pods.apiserver import ExtendedClaim
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.pod import Container, Pod, Variable
+from fpga_plugin.kubernetes.apiserver import pods as apiserver
+from fpga_plugin.kubernetes.apiserver.pods import ExtendedClaim
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.pod import Container, Pod, Variable
+from fpga_plugin.settings.values import UnknownVariables
 
 POD = PodName("space", "compress"), PodUid("pod-1")
 

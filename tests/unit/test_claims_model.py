@@ -25,7 +25,6 @@ from ledger_world import Images, Job, Plugin, Pod, Rack, make_boards
 from repository import ROOT
 from test_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
 
-from fpga_plugin.config.settings import Mode, ScrubPolicy
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.claim import (
     Allocated,
@@ -37,8 +36,9 @@ from fpga_plugin.dra.claim import (
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.ids import BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
-from fpga_plugin.pods.cgroup import known_gone
-from fpga_plugin.pods.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.cgroup import known_gone
+from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.settings.settings import Mode, ScrubPolicy
 
 TRACES = sorted((ROOT / "docs/model/traces/claims").glob("*.txt"))
 BLANK_CLAIM = 2

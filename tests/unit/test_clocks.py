@@ -7,14 +7,14 @@ from unittest.mock import Mock
 import pytest
 from doubles.cards import AFU, INTERFACE, make_card
 
-from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards.clocks import ClockState, built_for, check_asked, of_function, plan_clock
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.reports import Report
+from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.ids import BitstreamId
-from fpga_plugin.regions.clocks import ClockState, built_for, check_asked, of_function, plan_clock
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.reports import Report
-from fpga_plugin.regions.workers import CardWorkers
 
 CARD = make_card(1)
 REGION = CARD.regions[0]

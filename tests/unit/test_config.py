@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.config import docs as config_docs
-from fpga_plugin.config.settings import (
+from fpga_plugin.errors import SettingsError
+from fpga_plugin.ids import CardId, PciAddress
+from fpga_plugin.settings import docs as config_docs
+from fpga_plugin.settings.settings import (
     DEFAULT_INTERFACE_ID,
     SETTINGS,
     Advertise,
@@ -31,8 +33,6 @@ from fpga_plugin.config.settings import (
     UnknownVariables,
     load_settings,
 )
-from fpga_plugin.errors import SettingsError
-from fpga_plugin.ids import CardId, PciAddress
 
 ROOT = Path(__file__).parents[2]
 OTHER_ID = "d8424dc4a4a3c413f89e433683f9040b"

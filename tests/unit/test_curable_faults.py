@@ -12,13 +12,13 @@ from ledger_scene import Scene
 from ledger_support import trouble
 from ledger_world import AFUS, Pod
 
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.cards.actions import CardActions
+from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import AcceleratorSilentError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import CardId, RegionId
-from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.regions.actions import CardActions
-from fpga_plugin.regions.recovery import Recovery
 
 AFU, OTHER_AFU = AFUS
 CURABLE = Fault(FaultKind.CURABLE, "hung: it does not answer")

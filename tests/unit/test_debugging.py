@@ -8,15 +8,11 @@ import pytest
 from doubles.cards import AFU, REGIONS, WHOLE, device, make_card
 from ledger_support import found, make_ledger, make_lists, reopened, scrub, shown
 
-from fpga_plugin.errors import NoSourceError, RefusedError
-from fpga_plugin.ids import PodUid, RegionId
-from fpga_plugin.ledger.records import Condition, Debug
-from fpga_plugin.pods import podsapi
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State
-from fpga_plugin.regions import debugging as debugging_module
-from fpga_plugin.regions.debugging import (
+from fpga_plugin.allocation.journal.records import Condition, Debug
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.cards import debugging as debugging_module
+from fpga_plugin.cards.debugging import (
     ASK_SECONDS,
     DECIDE_SECONDS,
     Allowed,
@@ -24,7 +20,11 @@ from fpga_plugin.regions.debugging import (
     failure,
     parse_keep,
 )
-from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.errors import NoSourceError, RefusedError
+from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.kubernetes.kubelet import podsapi
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State
 
 CARD = make_card(1)
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -11,11 +11,11 @@ from doubles.cards import REGIONS, make_card
 from ledger_support import found, make_ledger
 from test_debugging import CARD, P0, P1, POD, R0, debugging, kept, look, pod, ran, started, wish
 
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.cards import debugging as debugging_module
+from fpga_plugin.cards.debugging import DECIDE_SECONDS
 from fpga_plugin.ids import RegionId
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions import debugging as debugging_module
-from fpga_plugin.regions.debugging import DECIDE_SECONDS
+from fpga_plugin.kubernetes.names import PodName
 
 
 def ids(*devices):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fpga_plugin.config.settings import SETTINGS, Settings, load_settings
+from fpga_plugin.settings.settings import SETTINGS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy/kustomize/base"
@@ -110,7 +110,7 @@ def test_probes_ask_where_only_the_nodes_root_can_and_give_up_before_kubelet_doe
 
 
 def test_a_status_socket_that_was_removed_is_there_again_before_a_probe_gives_up():
-    from fpga_plugin.operator.listeners import RECHECK
+    from fpga_plugin.observability.listeners import RECHECK
 
     for kind in ("liveness", "readiness"):
         probe = container()[f"{kind}Probe"]
@@ -146,7 +146,7 @@ def test_the_image_has_the_probes_command_which_needs_no_package():
 
 
 def test_probes_outlast_the_wait_for_a_predecessors_pr():
-    from fpga_plugin.process.locks import WAIT_PROGRAMMING
+    from fpga_plugin.host.locks import WAIT_PROGRAMMING
 
     probe = container()["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > WAIT_PROGRAMMING

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import RegionId, Resource
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId, PciAddress
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.hardware.dfl.kernel import Handle, Kernel
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.kernel import Handle, Kernel
+from fpga_plugin.hardware.linux import LinuxKernel
 
 
 @pytest.fixture

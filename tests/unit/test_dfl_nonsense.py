@@ -17,7 +17,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import port_of
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 
 CALLS = {"listdir", "realpath", "exists", "read", "write", "open", "ioctl"}

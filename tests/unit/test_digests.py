@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from fpga_plugin.bitstream import files
-from fpga_plugin.bitstream.files import Content, content_of, read_digest
+from fpga_plugin.bitstreams import files
+from fpga_plugin.bitstreams.files import Content, content_of, read_digest
 
 PIECE = 64
 

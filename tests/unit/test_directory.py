@@ -8,16 +8,16 @@ from doubles.cards import PREFIX, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
 from ledger_support import MemoryJournal
 
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.requests import directory
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.sources import PodSources
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.operator.view import learn_names
-from fpga_plugin.pods import directory
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.pod import Container, Pod, PodSourceError, Variable
-from fpga_plugin.pods.sources import PodSources
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.pod import Container, Pod, PodSourceError, Variable
+from fpga_plugin.observability.view import learn_names
 
 CARD = make_card(2)
 P0, P1 = device(CARD, 0), device(CARD, 1)

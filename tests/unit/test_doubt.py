@@ -6,10 +6,8 @@ import msgspec
 from doubles.cards import AFU, BLANK, REGIONS, WHOLE, device, make_card
 from test_unwritten import holder
 
-from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.doubt import doubted, of_schema_3
-from fpga_plugin.ledger.records import (
+from fpga_plugin.allocation.journal.doubt import doubted, of_schema_3
+from fpga_plugin.allocation.journal.records import (
     Change,
     Claim,
     Condition,
@@ -19,6 +17,8 @@ from fpga_plugin.ledger.records import (
     TenancyKey,
     TenantImage,
 )
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId, ResourceName
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))

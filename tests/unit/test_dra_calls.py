@@ -24,8 +24,10 @@ from grpclib.exceptions import GRPCError
 from ledger_support import found, make_ledger
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.messages import v1, v1alpha1
-from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra import servicer
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
 from fpga_plugin.dra.life import PreparedDevice
@@ -33,12 +35,10 @@ from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Holder
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.messages import v1, v1alpha1
+from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.kubernetes.names import PodName
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -25,17 +25,17 @@ from grpclib.encoding.proto import ProtoCodec
 from ledger_support import make_ledger
 from test_holders import A, prepare
 
-from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.api.messages.pluginregistration import PluginInfo
-from fpga_plugin.backoff import Backoff
-from fpga_plugin.config.settings import Advertise, Mode, Settings
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.dra import door as module
 from fpga_plugin.dra.door import DraDoor, check, make_directories, socket_path
 from fpga_plugin.errors import FpgaPluginError, SettingsError
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.serving.fixed_socket import SUN_PATH, SocketError, registry_path
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.grpc.fixed_socket import SUN_PATH, SocketError, registry_path
+from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.kubernetes.messages.pluginregistration import PluginInfo
+from fpga_plugin.settings.settings import Advertise, Mode, Settings
 
 SETTINGS = Settings(mode=Mode.DRA, node_name="node-a", kubelet_root=".", cdi_dir="cdi")
 SOCKET = Path(socket_path(SETTINGS))

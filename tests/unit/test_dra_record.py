@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fpga_plugin.ids import ClaimUid
-from fpga_plugin.pods.dra_record import FILE_NAME, RecordUnreadableError, read_record
+from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME, RecordUnreadableError, read_record
 
 DRIVER = "fpga.intel.com"
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
 from test_holders import POD, holder
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.dra.wanted import Effect, Form, Slice, Taint, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId, ResourceName
-from fpga_plugin.ledger.records import CLEAN, Condition
+from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=1)

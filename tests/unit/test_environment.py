@@ -9,13 +9,19 @@ import msgspec
 import pytest
 from grpclib.const import Status
 
-from fpga_plugin.api.messages import core_v1
+from fpga_plugin.allocation.requests.environment import (
+    ContainerRequests,
+    container_requests,
+    request_variables,
+)
+from fpga_plugin.deviceplugin.turn import Start, first, follows, refused
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import PodUid
-from fpga_plugin.pods import apiserver, podsapi
-from fpga_plugin.pods.apiserver import ApiPod
-from fpga_plugin.pods.environment import ContainerRequests, container_requests, request_variables
-from fpga_plugin.pods.pod import (
+from fpga_plugin.kubernetes.apiserver import pods as apiserver
+from fpga_plugin.kubernetes.apiserver.pods import ApiPod
+from fpga_plugin.kubernetes.kubelet import podsapi
+from fpga_plugin.kubernetes.messages import core_v1
+from fpga_plugin.kubernetes.pod import (
     UNKNOWN_REFERENCE,
     Container,
     Phase,
@@ -29,7 +35,6 @@ from fpga_plugin.pods.pod import (
     resource_field,
     secret_key,
 )
-from fpga_plugin.stock.turn import Start, first, follows, refused
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION, AFU = "FPGA_REGION_1", "FPGA_AFU_1"

@@ -8,12 +8,12 @@ import pkgutil
 import pytest
 
 import fpga_plugin
-from fpga_plugin.bitstream.index import StoreIndex
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.reader import HEADERS, StoreReader
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams.index import StoreIndex
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.reader import HEADERS, StoreReader
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginError, quote
+from fpga_plugin.settings.settings import TrustMode
 
 
 @pytest.mark.parametrize("text", ["/s/\udcff.gbs", "\ud800", "a\udc80" * 1000])

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.telemetry import kube_events as events
-from fpga_plugin.telemetry.kube_events import Event, EventBroadcaster, Subject
+from fpga_plugin.kubernetes.events import broadcaster as events
+from fpga_plugin.kubernetes.events.broadcaster import Event, EventBroadcaster, Subject
 
 NODE = Subject("Node", "node-1", "", "node-1")
 

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from fpga_plugin import cli
-from fpga_plugin import daemon as daemon_module
-from fpga_plugin.config.settings import load_settings
-from fpga_plugin.daemon import Daemon
+from fpga_plugin.commands import main as cli
+from fpga_plugin.daemon.process import process as daemon_module
+from fpga_plugin.daemon.process import Daemon
+from fpga_plugin.settings.settings import load_settings
 
 
 async def _fails() -> None:

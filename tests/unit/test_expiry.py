@@ -10,11 +10,11 @@ from test_library import BITSTREAM, INTERFACE, gbs, put
 from test_seen_manifests import NOW, Node, clock  # noqa: F401  # a fixture
 from test_signatures import FILE
 
-from fpga_plugin.bitstream import index as index_module
-from fpga_plugin.bitstream.index import StoreIndex
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstreams import index as index_module
+from fpga_plugin.bitstreams.index import StoreIndex
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.manifest import ManifestFile, write_manifest
+from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.errors import NotPermittedError
 
 

@@ -8,14 +8,14 @@ from doubles.cards import REGIONS, WHOLE, device, make_card
 from doubles.dfl import FakeKernel, served
 from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopened, scrub, shown
 
-from fpga_plugin.config.settings import Advertise, Exposure
+from fpga_plugin.allocation.exposure import ExposurePolicy, memory_state
+from fpga_plugin.allocation.journal.records import Holder
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Iommu
 from fpga_plugin.ids import ClaimUid, PodUid
-from fpga_plugin.ledger.exposure import ExposurePolicy, memory_state
-from fpga_plugin.ledger.records import Holder
+from fpga_plugin.settings.settings import Advertise, Exposure
 
 PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
 FORGETFUL = make_card(1, clears_memory=True)

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, Settings
-from fpga_plugin.process.file_rules import rules
-from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
+from fpga_plugin.daemon.file_rules import rules
+from fpga_plugin.host.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
+from fpga_plugin.settings.settings import BackendKind, Mode, RecoveryPolicy, Settings
 
 WRITES = ~(READ | Right.EXECUTE)
 BRIDGES = (

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.config.settings import load_settings
 from fpga_plugin.errors import SettingsError
-from fpga_plugin.serving.fixed_socket import (
+from fpga_plugin.kubernetes.grpc.fixed_socket import (
     SUN_PATH,
     SocketError,
     check_length,
@@ -16,6 +15,7 @@ from fpga_plugin.serving.fixed_socket import (
     registry_path,
     remove_own,
 )
+from fpga_plugin.settings.settings import load_settings
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fpga_plugin.operator.fresh import Fresh
+from fpga_plugin.observability.fresh import Fresh
 
 
 class Slow:

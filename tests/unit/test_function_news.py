@@ -6,9 +6,9 @@ import structlog
 from doubles.cards import AFU, BLANK, PREFIX, make_card
 from ledger_support import MemoryJournal, found, make_ledger
 
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.cards.functions import FunctionNews, note
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.regions.functions import FunctionNews, note
 
 CARD = make_card(1)
 FIXED = replace(make_card(2, nodes=(2,), reprogrammable=False), description="a board")

@@ -2,7 +2,9 @@
 
 import pytest
 
-from fpga_plugin.claims.permission import asks
+from fpga_plugin.allocation.permission import asks
+from fpga_plugin.allocation.requests.functions import assign_functions
+from fpga_plugin.allocation.requests.parse import FpgaRequest, Target
 from fpga_plugin.errors import InvalidRequestError, RefusedError
 from fpga_plugin.ids import (
     AfuId,
@@ -14,8 +16,6 @@ from fpga_plugin.ids import (
     ResourceKind,
     ResourceName,
 )
-from fpga_plugin.pods.functions import assign_functions
-from fpga_plugin.pods.requests import FpgaRequest, Target
 from fpga_plugin.policy.rules import Ask
 
 IFACE, OTHER = InterfaceId("ce" * 16), InterfaceId("69" * 16)

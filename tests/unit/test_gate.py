@@ -13,7 +13,12 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
 from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
-from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
+from fpga_plugin.allocation.journal.records import CLEAN, Condition
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import function_name
+from fpga_plugin.cards.clocks import ClockState
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.prepare import FormerOwnerRunsError
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -24,12 +29,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import CLEAN, Condition
-from fpga_plugin.regions.clocks import ClockState
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import FormerOwnerRunsError
+from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
 OTHER_AFU = AFUS[1]
 DEFAULTS = DriverSettings()

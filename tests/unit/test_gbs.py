@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstream.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, parse_header
+from fpga_plugin.bitstreams.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, parse_header
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 

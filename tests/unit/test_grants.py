@@ -6,11 +6,11 @@ import pytest
 from doubles.cards import REGIONS, device, make_card
 from ledger_support import found, gone, make_ledger, reopened, scrub, start
 
-from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.allocation.calls import Allocation
+from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import PodUid, RegionId, Resource, device_variable
-from fpga_plugin.ledger.names import resource_names
 
 CARD = make_card(1, nodes=((0, 1), (2, 3)), shared=("/dev/shared",))
 OTHER = make_card(2, nodes=((4, 5), (6, 7)), shared=("/dev/shared",))

@@ -1,4 +1,4 @@
-"""What serving/server.py does with grpclib's own names; fails where one of them is another.
+"""What kubernetes/grpc/server.py does with grpclib's own names; fails where one of them is another.
 
 A new version of grpclib: read what changed in its server.py, protocol.py and stream.py first.
 """
@@ -19,14 +19,14 @@ from hyperframe.frame import HeadersFrame, RstStreamFrame, SettingsFrame
 from repository import ROOT
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.messages.v1beta1 import (
+from fpga_plugin.kubernetes.grpc.server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, ClosingServer
+from fpga_plugin.kubernetes.grpc.unary import unary
+from fpga_plugin.kubernetes.messages.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
     ContainerAllocateRequest,
     DevicePluginStub,
 )
-from fpga_plugin.serving.server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, ClosingServer
-from fpga_plugin.serving.unary import unary
 
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()

@@ -17,7 +17,10 @@ from ledger_scene import Scene
 from ledger_support import tenancy, trouble
 from ledger_world import Pod
 
-from fpga_plugin.bitstream.names import Names
+from fpga_plugin.allocation.journal.records import Change, Condition, Debug, TenantImage
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.cards.byhand import HandProgrammer, Programmed
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -27,9 +30,6 @@ from fpga_plugin.errors import (
     UnknownDeviceError,
 )
 from fpga_plugin.ids import Alias, BitstreamId, CardId, PodUid, RegionId
-from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Change, Condition, Debug, TenantImage
-from fpga_plugin.regions.byhand import HandProgrammer, Programmed
 
 NAMES = Names({(INTERFACE, Alias("gzip")): BitstreamId(AFU)})
 

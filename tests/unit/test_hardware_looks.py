@@ -17,16 +17,16 @@ from ledger_scene import Scene, scenes
 from ledger_world import FACTORY, Plugin, Reads
 from structlog.testing import capture_logs
 
-from fpga_plugin.config.settings import Exposure, ScrubPolicy
-from fpga_plugin.config.values import CardSelection
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.cards.inventory import Inventory
+from fpga_plugin.cards.reads import SILENT, SilentCardError
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Iommu, Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
-from fpga_plugin.ledger.exposure import ExposurePolicy
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.regions.inventory import Inventory
-from fpga_plugin.regions.reads import SILENT, SilentCardError
+from fpga_plugin.settings.settings import Exposure, ScrubPolicy
+from fpga_plugin.settings.values import CardSelection
 
 T = TypeVar("T")
 

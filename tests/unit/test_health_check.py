@@ -10,25 +10,25 @@ from types import SimpleNamespace
 import pytest
 from doubles import LIMIT
 
-from fpga_plugin.config.settings import ScrubPolicy, SimulatedGroup
-from fpga_plugin.config.values import CardSelection
+from fpga_plugin.allocation.journal.journal import NoJournal
+from fpga_plugin.allocation.journal.records import Change, Condition
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.cards import reads
+from fpga_plugin.cards.blanks import Blanks
+from fpga_plugin.cards.inventory import Inventory
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
-from fpga_plugin.ledger.journal import NoJournal
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Change, Condition
-from fpga_plugin.operator import metrics
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.regions import reads
-from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.inventory import Inventory
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.regions.reads import CardReads
-from fpga_plugin.regions.workers import CardWorkers
+from fpga_plugin.observability import metrics
+from fpga_plugin.settings.settings import ScrubPolicy, SimulatedGroup
+from fpga_plugin.settings.values import CardSelection
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 REGION = RegionId("0000-10-00.0-p1")

@@ -11,15 +11,15 @@ from test_debugging import POD as DEBUGGED
 from test_debugging import started
 from test_holders import A, holder
 
+from fpga_plugin.allocation.journal import history
+from fpga_plugin.allocation.journal.history import MOST, Entry, Event, Kind, latest
+from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.cards.reports import Report, Step
 from fpga_plugin.ids import DeviceId, PodUid, RegionId
-from fpga_plugin.ledger import history
-from fpga_plugin.ledger.history import MOST, Entry, Event, Kind, latest
-from fpga_plugin.ledger.journal import Journal, JournalError
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.operator import historian
-from fpga_plugin.operator.historian import Historian
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions.reports import Report, Step
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.observability import historian
+from fpga_plugin.observability.historian import Historian
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))

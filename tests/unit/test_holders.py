@@ -6,13 +6,13 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, PREFIX, REGIONS, device, make_card
 from ledger_support import MemoryJournal, former, make_ledger, reopened, scrub
 
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Change, Condition, Holder
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.resource_claims import HeldError
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change, Condition, Holder
-from fpga_plugin.ledger.resource_claims import HeldError
 
 A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")

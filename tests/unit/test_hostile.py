@@ -10,17 +10,17 @@ from typing import NamedTuple
 import pytest
 
 from fpga_plugin import ids
-from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.places import Place, place_of_path
-from fpga_plugin.bitstream.store import Store
-from fpga_plugin.config import values
-from fpga_plugin.config.settings import SETTINGS, load_settings
+from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES, parse_requests
+from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
+from fpga_plugin.bitstreams.places import Place, place_of_path
+from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, SettingsError
-from fpga_plugin.operator.routes import _strings
-from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
-from fpga_plugin.pods.requests import REQUEST_PREFIXES, parse_requests
+from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid, parse_resource
+from fpga_plugin.observability.routes import _strings
 from fpga_plugin.policy.parse import parse_policy
 from fpga_plugin.policy.rules import parse_pattern
+from fpga_plugin.settings import values
+from fpga_plugin.settings.settings import SETTINGS, load_settings
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 DASHED = "18b79ffa-2ee5-4aa0-96ef-4230dafacb5f"

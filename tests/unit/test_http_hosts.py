@@ -2,7 +2,7 @@
 
 import pytest
 
-from fpga_plugin.operator.hosts import Hosts
+from fpga_plugin.observability.hosts import Hosts
 
 
 @pytest.mark.parametrize(

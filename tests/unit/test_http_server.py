@@ -9,9 +9,9 @@ import pytest
 from doubles import LIMIT
 from structlog.testing import capture_logs
 
-from fpga_plugin.operator.connections import Connections
-from fpga_plugin.operator.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
-from fpga_plugin.telemetry.instruments import Counter
+from fpga_plugin.host.instruments import Counter
+from fpga_plugin.observability.connections import Connections
+from fpga_plugin.observability.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
 
 
 async def echo(request: Request) -> Response:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from test_docs import PAGES, parsed, tokens
 
-from fpga_plugin.cli import main
+from fpga_plugin.commands.main import main
 
 PROGRAMS = frozenset({
     "apt-get", "bash", "chmod", "chown", "cp", "curl", "cut", "docker", "echo", "fpga-plugin",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fpga_plugin.telemetry.instruments import Counter, Histogram
+from fpga_plugin.host.instruments import Counter, Histogram
 
 
 def test_a_counter_counts_each_combination_of_labels_apart():

@@ -9,11 +9,11 @@ from doubles import LIMIT
 from doubles.cards import INTERFACE, OTHER_INTERFACE, PREFIX, REGIONS, device, make_card
 from ledger_support import make_ledger
 
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.cards import interface_names
+from fpga_plugin.cards.interface_names import InterfaceNames
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import Alias, InterfaceId, ResourceName
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.regions import interface_names
-from fpga_plugin.regions.interface_names import InterfaceNames
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)

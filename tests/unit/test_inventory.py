@@ -8,9 +8,9 @@ from ledger_scene import Scene, scenes
 from ledger_support import listed, trouble
 from ledger_world import FACTORY
 
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition
 
 
 @pytest.fixture

@@ -17,18 +17,11 @@ from doubles import LIMIT
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
 
-from fpga_plugin import daemon
-from fpga_plugin.config.settings import Settings
-from fpga_plugin.errors import RefusedError
-from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, PodUid, RegionId, ResourceName, device_variable
-from fpga_plugin.ledger import rows
-from fpga_plugin.ledger.history import Entry, Event, Kind
-from fpga_plugin.ledger.journal import Journal, JournalError
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.peek import peek
-from fpga_plugin.ledger.records import (
+from fpga_plugin.allocation.journal import rows
+from fpga_plugin.allocation.journal.history import Entry, Event, Kind
+from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.journal.peek import peek
+from fpga_plugin.allocation.journal.records import (
     Change,
     Claim,
     Condition,
@@ -42,8 +35,15 @@ from fpga_plugin.ledger.records import (
     TenancyKey,
     TenantImage,
 )
-from fpga_plugin.ledger.rows import SCHEMA_VERSION
-from fpga_plugin.pods.cgroup import Cgroup
+from fpga_plugin.allocation.journal.rows import SCHEMA_VERSION
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.daemon.process import process as daemon
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import ClaimUid, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.settings.settings import Settings
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))
@@ -326,7 +326,7 @@ def test_a_new_nodes_regions_hold_no_owners_images(path: str) -> None:
 def test_a_death_between_commit_and_count_costs_nothing(path: str, monkeypatch) -> None:
     journal, ledger = behind(path)
     with monkeypatch.context() as patched:
-        patched.setattr("fpga_plugin.ledger.marker.os.pwrite", died)
+        patched.setattr("fpga_plugin.allocation.journal.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
             ledger.allocations.release([P0])
     copy = copied(path)
@@ -404,7 +404,7 @@ def test_what_is_written_while_the_log_is_folded_in_does_not_keep_it_growing(
             if len(pauses) == 3:
                 reader.execute("COMMIT")
 
-        monkeypatch.setattr("fpga_plugin.ledger.journal.time.sleep", pause)
+        monkeypatch.setattr("fpga_plugin.allocation.journal.journal.time.sleep", pause)
         journal.checkpoint()
         assert len(pauses) == 3
     written(journal, 0)
@@ -436,7 +436,7 @@ def test_a_commit_beside_a_pass_that_folded_all_it_knew_is_folded_in_by_another(
     written(journal, 3 << 20)
     ledger = opened(journal)
     beside = [partial(ledger.hardware.set_drained, CARD.id, drained=on) for on in (False, True)]
-    monkeypatch.setattr("fpga_plugin.ledger.journal._FOLD_PAUSE", 0)
+    monkeypatch.setattr("fpga_plugin.allocation.journal.journal._FOLD_PAUSE", 0)
     begun = passes(monkeypatch, lambda: beside.pop()() if beside else None)
     journal.checkpoint()
     assert len(begun) == 3
@@ -477,7 +477,7 @@ def test_a_log_is_not_folded_in_again_where_nothing_was_written(path: str, monke
 def test_a_pass_that_another_kept_from_beginning_has_folded_nothing(path: str, monkeypatch) -> None:
     journal = Journal(path)
     written(journal, 3 << 20)
-    monkeypatch.setattr("fpga_plugin.ledger.journal._FOLD_PAUSE", 0)
+    monkeypatch.setattr("fpga_plugin.allocation.journal.journal._FOLD_PAUSE", 0)
     told = [(1, -1, -1)]
 
     class Connection(sqlite3.Connection):

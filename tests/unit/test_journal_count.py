@@ -24,9 +24,9 @@ from test_journal import (
     path,
 )
 
-from fpga_plugin.ledger import rows
-from fpga_plugin.ledger.journal import Journal, JournalError
-from fpga_plugin.ledger.records import Change
+from fpga_plugin.allocation.journal import rows
+from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.journal.records import Change
 
 __all__ = ["path"]
 
@@ -48,7 +48,7 @@ def test_a_log_that_is_lost_after_a_death_before_the_count_is_doubted(
     """The next life counts on from what the journal says, not from the file that was behind."""
     journal, ledger = behind(path)
     with monkeypatch.context() as patched:
-        patched.setattr("fpga_plugin.ledger.marker.os.pwrite", died)
+        patched.setattr("fpga_plugin.allocation.journal.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
             ledger.allocations.release([P0])
     journal.close()
@@ -137,6 +137,8 @@ def test_a_journal_of_another_user_keeps_its_mode(
     """Who may read it is that user's word; to change it would fail in any case."""
     Journal(path).close()
     os.chmod(path, 0o640)
-    monkeypatch.setattr("fpga_plugin.ledger.journal.os.geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(
+        "fpga_plugin.allocation.journal.journal.os.geteuid", lambda: os.getuid() + 1
+    )
     Journal(path).close()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o640

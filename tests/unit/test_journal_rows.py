@@ -13,13 +13,20 @@ from typing import Any
 import pytest
 from doubles.cards import AFU, INTERFACE, PREFIX, REGIONS, WHOLE, device, make_card
 
+from fpga_plugin.allocation.journal import rows
+from fpga_plugin.allocation.journal.history import latest
+from fpga_plugin.allocation.journal.journal import JOURNAL_FILE, Journal, JournalError
+from fpga_plugin.allocation.journal.peek import Peek, peek
+from fpga_plugin.allocation.journal.records import (
+    Change,
+    Claim,
+    Epoch,
+    Holder,
+    Meaning,
+    TenantImage,
+)
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
-from fpga_plugin.ledger import rows
-from fpga_plugin.ledger.history import latest
-from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal, JournalError
-from fpga_plugin.ledger.peek import Peek, peek
-from fpga_plugin.ledger.records import Change, Claim, Epoch, Holder, Meaning, TenantImage
 
 
 @pytest.fixture

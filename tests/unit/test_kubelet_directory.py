@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
-from fpga_plugin.process import watcher
+from fpga_plugin.host import watcher
 
 
 def bind(path: Path) -> None:

@@ -31,15 +31,15 @@ from ledger_support import (
     trouble,
 )
 
-from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Condition, Mode, Ownership
+from fpga_plugin.allocation.ledger import Ledger, resource_names
+from fpga_plugin.allocation.names import DELETE_THE_POD
+from fpga_plugin.cards.reads import SILENT
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import Alias, DeviceId, PodUid, RegionId, ResourceName, device_variable
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import Ledger, resource_names
-from fpga_plugin.ledger.names import DELETE_THE_POD
-from fpga_plugin.ledger.records import Condition, Mode, Ownership
-from fpga_plugin.regions.reads import SILENT
+from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))

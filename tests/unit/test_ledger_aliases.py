@@ -9,9 +9,9 @@ import pytest
 from doubles.cards import INTERFACE, OTHER_INTERFACE, PREFIX, device, make_card
 from ledger_support import MemoryJournal, found, scrub
 
+from fpga_plugin.allocation.journal.records import Meaning
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.ids import Alias, InterfaceId, ResourceName
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Meaning
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)
 P0 = device(CARD, 0)

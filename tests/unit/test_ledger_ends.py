@@ -7,12 +7,12 @@ import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
 from ledger_support import MemoryJournal, former, found, gone, make_ledger, scrub, start
 
+from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import function_name
+from fpga_plugin.allocation.work import BY_HAND
 from fpga_plugin.errors import NotFinishedError, RefusedError
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import Change, Condition, Debug
-from fpga_plugin.ledger.work import BY_HAND
 
 CARD = make_card(1, nodes=(0, 1))
 OTHER = make_card(2, nodes=(2, 3))

@@ -11,13 +11,7 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_ca
 from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy, trouble
 from test_holders import A, holder
 
-from fpga_plugin.config.settings import ScrubPolicy
-from fpga_plugin.errors import RefusedError
-from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import (
+from fpga_plugin.allocation.journal.records import (
     Change,
     Claim,
     Condition,
@@ -27,6 +21,12 @@ from fpga_plugin.ledger.records import (
     RegionRecord,
     TenantImage,
 )
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import function_name
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))

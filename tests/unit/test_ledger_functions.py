@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ledger_support import MemoryJournal, make_lists, remembered, shown
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.allocation.journal.doubt import doubted
+from fpga_plugin.allocation.journal.records import CLEAN, Condition, TenantImage
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import function_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, DeviceId, RegionId, Resource, ResourceKind, ResourceName
-from fpga_plugin.ledger.doubt import doubted
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import CLEAN, Condition, TenantImage
+from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(nodes=(0, 1))
 IDS = [region.id for region in CARD.regions]

@@ -36,13 +36,13 @@ from ledger_world import (
     start_job,
 )
 
-from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Condition, Epoch
+from fpga_plugin.allocation.ledger import card_of, is_card
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import card_of, is_card
-from fpga_plugin.ledger.records import Condition, Epoch
+from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 INDEX = st.integers(0, 7)
 JOBS = st.sampled_from([99, 99, 0, 1, 2, 3, 5])

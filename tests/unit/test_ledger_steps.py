@@ -17,12 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger_support import MemoryJournal, gone, listed, make_lists, remembered, table, trouble
 from test_unwritten import laxer
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
-from fpga_plugin.ledger.journal import Journal, JournalError
-from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
-from fpga_plugin.ledger.records import Change, Condition, Debug
+from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 NUMBERS = (1, 2)
 PORTS = 3

@@ -15,6 +15,12 @@ from ledger_support import former, make_ledger, reopened, scrub, start
 from structlog.testing import capture_logs
 from test_lost_claims import Queue
 
+from fpga_plugin.allocation.journal.records import Condition, Holder
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
+from fpga_plugin.allocation.reconcile.owners import Owners
+from fpga_plugin.allocation.resource_claims import HeldError
+from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.ends import ClaimEnds
@@ -23,15 +29,13 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Condition, Holder
-from fpga_plugin.ledger.resource_claims import HeldError
-from fpga_plugin.pods.cgroup import PodPresence
-from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointUnreadableError
-from fpga_plugin.pods.dra_record import FILE_NAME
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.stock.leftovers import DevicePluginLeftovers
-from fpga_plugin.stock.owners import Owners
+from fpga_plugin.kubernetes.cgroup import PodPresence
+from fpga_plugin.kubernetes.kubelet.checkpoint import (
+    Checkpoint,
+    CheckpointEntry,
+    CheckpointUnreadableError,
+)
+from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -17,15 +17,14 @@ import pytest
 from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 
-from fpga_plugin.bitstream import cache as cache_module
-from fpga_plugin.bitstream import kinds
-from fpga_plugin.bitstream import library as library_module
-from fpga_plugin.bitstream.cache import Cache
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstream.places import Place
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams import cache as cache_module
+from fpga_plugin.bitstreams import kinds
+from fpga_plugin.bitstreams import library as library_module
+from fpga_plugin.bitstreams.cache import Cache
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.manifest import ManifestFile, write_manifest
+from fpga_plugin.bitstreams.places import Place
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,
@@ -34,6 +33,7 @@ from fpga_plugin.errors import (
     StoreUnavailableError,
 )
 from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
+from fpga_plugin.settings.settings import TrustMode
 
 INTERFACE = parse_interface_id("ce48969398f05f33946d560708be108a")
 AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
@@ -692,9 +692,9 @@ def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):
 import gzip, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from doubles.bitstreams import HASH, INTERFACE, elf, gbs
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.trust import Trust
+from fpga_plugin.settings.settings import TrustMode
 
 root = {str(tmp_path / "store")!r}
 os.makedirs(os.path.join(root, INTERFACE))

@@ -10,14 +10,14 @@ import pytest
 from doubles.cards import AFU, INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, make_lists, scrub, shown
 
-from fpga_plugin.config.settings import Advertise, Exposure
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.allocation.journal.records import Change
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.names import function_name
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import Alias, DeviceId, RegionId, ResourceName
-from fpga_plugin.ledger.exposure import ExposurePolicy
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.lists import DeviceLists
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import Change
+from fpga_plugin.settings.settings import Advertise, Exposure
 
 CARD = make_card(1, numa_node=1, clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=0)

@@ -7,11 +7,11 @@ import warnings
 from doubles import LIMIT
 from structlog.testing import capture_logs
 
-from fpga_plugin.config.settings import Settings
-from fpga_plugin.config.values import HttpAddress
-from fpga_plugin.operator import SOCKET
-from fpga_plugin.operator.listeners import RECHECK, Listeners
-from fpga_plugin.operator.survey import Survey
+from fpga_plugin.observability import SOCKET
+from fpga_plugin.observability.listeners import RECHECK, Listeners
+from fpga_plugin.observability.survey import Survey
+from fpga_plugin.settings.settings import Settings
+from fpga_plugin.settings.values import HttpAddress
 
 
 def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
@@ -52,7 +52,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
 
 def test_who_stops_at_any_instant_leaves_no_socket_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("fpga_plugin.operator.listeners.START_DELAY", 0)
+    monkeypatch.setattr("fpga_plugin.observability.listeners.START_DELAY", 0)
     settings = Settings(state_dir=str(tmp_path), http_address=HttpAddress("", 0))
 
     async def stopped_after(steps: int) -> bool:

@@ -15,9 +15,9 @@ from ledger_support import (
     start,
 )
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.allocation.ledger import resource_names
 from fpga_plugin.ids import PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.ledger import resource_names
+from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=1)

@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fpga_plugin.errors import FpgaPluginError, LockHeldError
+from fpga_plugin.host.locks import NodeLocks, acquire_locks
 from fpga_plugin.ids import RegionId
-from fpga_plugin.process.locks import NodeLocks, acquire_locks
 
 REGION = RegionId("0000-3b-00.0-p0")
 
@@ -316,7 +316,7 @@ def test_nothing_is_written_after_the_release(dirs):
 
 HOLDER = """
 import asyncio, signal, subprocess, sys
-from fpga_plugin.process.locks import acquire_locks
+from fpga_plugin.host.locks import acquire_locks
 locks = asyncio.run(acquire_locks(sys.argv[1], sys.argv[2]))
 locks.set_programming({"0000-3b-00.0-p0"})
 child = subprocess.Popen(["/bin/sh", "-c", "read line"], close_fds=False)

@@ -17,6 +17,9 @@ from ledger_support import MemoryJournal, former, make_ledger, scrub
 from structlog.testing import capture_logs
 from test_holders import POD, A, holder, prepare
 
+from fpga_plugin.allocation.journal.doubt import doubted
+from fpga_plugin.allocation.journal.records import Condition, Prepared
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError, ResourceClaim, read_claim
@@ -28,10 +31,7 @@ from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, ClaimUid, PodUid, RegionId
-from fpga_plugin.ledger.doubt import doubted
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Condition, Prepared
-from fpga_plugin.pods.cgroup import PodPresence
+from fpga_plugin.kubernetes.cgroup import PodPresence
 
 CARD = make_card()
 DRIVER = "fpga.intel.com"

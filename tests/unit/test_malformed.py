@@ -11,14 +11,14 @@ from doubles.bitstreams import AFU, GBS, HASH, INTERFACE, aocx
 from doubles.bitstreams import gbs as whole_gbs
 from malformed import FILES, gbs
 
-from fpga_plugin.bitstream.files import MAX_FILE_BYTES
-from fpga_plugin.bitstream.kinds import AOCX, read_data
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams.files import MAX_FILE_BYTES
+from fpga_plugin.bitstreams.kinds import AOCX, read_data
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.manifest import ManifestFile, write_manifest
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
+from fpga_plugin.settings.settings import TrustMode
 
 # One a line. `...` at the end: how Python, msgspec or zlib says the rest differs by their versions.
 MESSAGES = dict(

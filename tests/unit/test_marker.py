@@ -9,7 +9,7 @@ import stat
 import pytest
 from structlog.testing import capture_logs
 
-from fpga_plugin.ledger.marker import Marker, Served
+from fpga_plugin.allocation.journal.marker import Marker, Served
 
 NOW = Served("dra", "fpga.intel.com", "/var/run/cdi", "/var/lib/fpga-plugin")
 

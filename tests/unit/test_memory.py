@@ -2,7 +2,7 @@
 
 import pytest
 
-from fpga_plugin.process.memory import UNKNOWN, lies_in_memory, memory_limit
+from fpga_plugin.host.memory import UNKNOWN, lies_in_memory, memory_limit
 
 GIB = 1 << 30
 

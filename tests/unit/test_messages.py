@@ -18,13 +18,13 @@ from grpc_tools import protoc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fpga_plugin.api
-from fpga_plugin.api.generate import PROTOS, generate
-from fpga_plugin.api.messages import core_v1, pluginregistration, v1, v1alpha1, v1beta1
-from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
-from fpga_plugin.api.messages.message_pool import default_message_pool
+import fpga_plugin.kubernetes
+from fpga_plugin.kubernetes.generate import PROTOS, generate
+from fpga_plugin.kubernetes.messages import core_v1, pluginregistration, v1, v1alpha1, v1beta1
+from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
+from fpga_plugin.kubernetes.messages.message_pool import default_message_pool
 
-API = Path(fpga_plugin.api.__file__).parent
+API = Path(fpga_plugin.kubernetes.__file__).parent
 
 # Values by field number; None for a submessage or optional field that is not set.
 Values = Mapping[int, Any]
@@ -188,7 +188,7 @@ def test_a_message_is_the_same_for_google(name, data):
 
 
 def package_of(module: ModuleType) -> str:
-    return module.__name__.removeprefix("fpga_plugin.api.messages.")
+    return module.__name__.removeprefix("fpga_plugin.kubernetes.messages.")
 
 
 def test_no_message_is_left_out():

@@ -22,11 +22,11 @@ from ledger_support import MemoryJournal, former
 from ledger_world import Images, Job, Plugin, Pod, Rack, env_for, make_boards
 from repository import ROOT
 
-from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.regions.workers import CardWorkers
+from fpga_plugin.settings.settings import ScrubPolicy
 
 TRACES = sorted((ROOT / "docs/model/traces").glob("*.txt"))
 CONDITIONS = (Condition.DIRTY, Condition.SCRUBBING, Condition.BLANK, Condition.PROGRAMMED)

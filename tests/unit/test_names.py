@@ -2,10 +2,10 @@
 
 import pytest
 
-from fpga_plugin.bitstream.names import Names
+from fpga_plugin.allocation.resource_claims import HeldError
+from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.errors import BitstreamNotFoundError, NotFinishedError
 from fpga_plugin.ids import Alias, BitstreamId, InterfaceId
-from fpga_plugin.ledger.resource_claims import HeldError
 
 CARDS, OTHER = InterfaceId("ce" * 16), InterfaceId("69" * 16)
 AFU, AOCX = BitstreamId("d8" * 16), BitstreamId("f7" * 20)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fpga_plugin.commands.card_list import list_devices
-from fpga_plugin.config.settings import load_settings
-from fpga_plugin.operator.node import look
+from fpga_plugin.observability.node import look
+from fpga_plugin.settings.settings import load_settings
 
 UID = "0" * 8 + "-1"
 FIRST, SECOND = "0000-10-00.0", "0000-11-00.0"

@@ -15,10 +15,15 @@ from doubles.loops import beside, until
 from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
-from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.pods import nodecheck
-from fpga_plugin.pods.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices, for_claims
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.apiserver import nodecheck
+from fpga_plugin.kubernetes.apiserver.nodecheck import (
+    CDI_NOT_KNOWN,
+    NodeCheck,
+    for_cdi_devices,
+    for_claims,
+)
 
 GOOD = "v1.36.3"
 NODES, NODE = "/api/v1/nodes", "node-a"

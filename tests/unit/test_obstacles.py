@@ -1,4 +1,4 @@
-"""Every reason that stands against a device, and what it stops (`ledger/obstacles.py`)."""
+"""Every reason that stands against a device, and what it stops (`allocation/obstacles.py`)."""
 
 import runpy
 from dataclasses import replace
@@ -8,16 +8,23 @@ import pytest
 from doubles.cards import REGIONS, WHOLE, make_card
 from ledger_support import make_ledger, start
 
-from fpga_plugin.config.settings import Exposure
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.allocation.journal.records import (
+    Change,
+    Condition,
+    Debug,
+    Holder,
+    Tenancy,
+    TenancyKey,
+)
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.obstacles import Kind, Stops
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import CardProblem, Iommu
 from fpga_plugin.ids import ClaimUid, DeviceId, PciAddress, RegionId
-from fpga_plugin.ledger.exposure import ExposurePolicy
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.obstacles import Kind, Stops
-from fpga_plugin.ledger.records import Change, Condition, Debug, Holder, Tenancy, TenancyKey
+from fpga_plugin.settings.settings import Exposure
 
 ROOT = Path(__file__).parents[2]
 CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))

@@ -14,13 +14,13 @@ from doubles.loops import beside, until
 from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.reconcile import owners
+from fpga_plugin.allocation.reconcile.owners import Owners
+from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.pods.cgroup import PodCgroups
-from fpga_plugin.pods.checkpoint import FILE_NAME
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.stock import owners
-from fpga_plugin.stock.owners import Owners
+from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")

@@ -9,10 +9,10 @@ import pytest
 from doubles.pictures import size
 from repository import ROOT
 
-from fpga_plugin.operator.page import HEADERS, SCRIPT, STYLE, page
-from fpga_plugin.operator.states import STATES
-from fpga_plugin.operator.table import card_table, history_table, table
-from fpga_plugin.operator.trouble import needs_somebody, problems
+from fpga_plugin.observability.page import HEADERS, SCRIPT, STYLE, page
+from fpga_plugin.observability.states import STATES
+from fpga_plugin.observability.table import card_table, history_table, table
+from fpga_plugin.observability.trouble import needs_somebody, problems
 
 LIGHT, DARK = (
     dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 from doubles.cards import AFU, device, make_card
 
+from fpga_plugin.allocation.journal.history import Entry, Event, Kind
 from fpga_plugin.ids import PodUid, RegionId
-from fpga_plugin.ledger.history import Entry, Event, Kind
-from fpga_plugin.operator import past
-from fpga_plugin.operator.catalogue import Catalogue
-from fpga_plugin.operator.past import Past
+from fpga_plugin.observability import past
+from fpga_plugin.observability.catalogue import Catalogue
+from fpga_plugin.observability.past import Past
 
 CARD = make_card(1, nodes=(0, 1))
 R0, R1 = (RegionId(device(CARD, port)) for port in (0, 1))

@@ -11,7 +11,10 @@ from doubles.kubelet import Kubelet
 from ledger_support import make_ledger, reopened
 from test_holders import A, prepare
 
-from fpga_plugin.claims.permission import Permission
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.errors import (
@@ -22,9 +25,6 @@ from fpga_plugin.errors import (
     UnknownDeviceError,
 )
 from fpga_plugin.ids import BitstreamId, PodUid, RegionId, Resource
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.policy.file import PolicyFile
 
 P0 = device(make_card(), 0)

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from fpga_plugin.claims.permission import asks
-from fpga_plugin.cli import main
+from fpga_plugin.allocation.permission import asks
+from fpga_plugin.allocation.requests.parse import parse_requests
+from fpga_plugin.commands.main import main
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, InvalidRequestError, RefusedError
+from fpga_plugin.host.strict_yaml import MAX_BYTES
 from fpga_plugin.ids import BitstreamId, InterfaceId, Resource, ResourceKind
-from fpga_plugin.operator_files.strict import MAX_BYTES
-from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy import admission
 from fpga_plugin.policy.admission import admission_policy, not_applied
 from fpga_plugin.policy.file import PolicyFile, read_policy

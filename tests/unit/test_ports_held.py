@@ -10,10 +10,10 @@ import pytest
 from doubles import LIMIT
 from doubles.cards import make_card
 
+from fpga_plugin.cards.actions import CardActions
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import PortInUseError
-from fpga_plugin.regions.actions import CardActions
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.workers import CardWorkers
 
 CARD = make_card(0)
 

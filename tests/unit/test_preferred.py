@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import make_ledger, make_lists, scrub, start
 
+from fpga_plugin.allocation.journal.records import Mode
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.preferred import preferred
 from fpga_plugin.ids import DeviceId, ResourceName, device_order
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.preferred import preferred
-from fpga_plugin.ledger.records import Mode
 
 
 @dataclass

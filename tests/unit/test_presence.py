@@ -10,10 +10,10 @@ import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, scrub
 
+from fpga_plugin.allocation.journal.records import Change, Condition, RegionRecord
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import function_name
 from fpga_plugin.ids import DeviceId, RegionId
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import Change, Condition, RegionRecord
 
 CARD = make_card(1)
 R0, R1 = (region.id for region in CARD.regions)

@@ -15,8 +15,10 @@ from doubles.cards import BLANK, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOL
 from ledger_scene import Scene, scenes
 from ledger_world import AFUS, FACTORY, Checkpoint, Hand, Plugin, env_for
 
-from fpga_plugin.claims import prestart
-from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.allocation.journal.records import Condition, Ownership
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.deviceplugin import prestart
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -29,10 +31,8 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth
 from fpga_plugin.ids import AfuId, DeviceId
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition, Ownership
-from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
+from fpga_plugin.settings.settings import ScrubPolicy
 
 AFU, OTHER_AFU = AFUS
 ALLOW, DENY = (f"version: 1\ndefault: {word}\nrules: []\n" for word in ("allow", "deny"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin import operator, probe
-from fpga_plugin.config.settings import Settings
-from fpga_plugin.operator.http import Listener, text
+from fpga_plugin import observability, probe
+from fpga_plugin.observability.http import Listener, text
+from fpga_plugin.settings.settings import Settings
 
 SCRIPT = Path(probe.__file__)
 
@@ -33,7 +33,7 @@ def asked(directory: Path, response, word: str = "healthz") -> tuple[int, str]:
 
     async def main():
         listener = Listener(answer)
-        await listener.open_unix(str(directory), operator.SOCKET)
+        await listener.open_unix(str(directory), observability.SOCKET)
         try:
             return await run(directory, word)
         finally:
@@ -44,7 +44,7 @@ def asked(directory: Path, response, word: str = "healthz") -> tuple[int, str]:
 
 def test_the_probe_has_the_daemons_own_socket_path():
     assert Settings().state_dir == probe.STATE_DIR
-    assert operator.SOCKET == probe.SOCKET
+    assert observability.SOCKET == probe.SOCKET
 
 
 @pytest.mark.parametrize("word", ["healthz", "readyz"])

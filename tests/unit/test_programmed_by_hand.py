@@ -8,7 +8,9 @@ import pytest
 from doubles.cards import AFU, REGIONS, device, make_card
 from ledger_support import found, make_ledger, make_lists, reopened, shown
 
-from fpga_plugin.bitstream.names import Names
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.cards.byhand import HandProgrammer
 from fpga_plugin.errors import (
     FpgaPluginError,
     InvalidRequestError,
@@ -18,8 +20,6 @@ from fpga_plugin.errors import (
     StoreUnavailableError,
 )
 from fpga_plugin.ids import RegionId
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.regions.byhand import HandProgrammer
 
 CARD = make_card(1)
 P0 = device(CARD, 0)

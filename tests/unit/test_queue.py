@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from ledger_world import StillLoop
 
+from fpga_plugin.allocation.queue import CardQueue, Outcome
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId
-from fpga_plugin.regions.queue import CardQueue, Outcome
 
 CARD, OTHER = CardId("0000-10-00.0"), CardId("0000-11-00.0")
 

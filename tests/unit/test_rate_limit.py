@@ -1,6 +1,6 @@
 """What may happen so often only: a message is logged once a minute, Events are few."""
 
-from fpga_plugin.telemetry.rate_limit import RateLimit, TokenBucket
+from fpga_plugin.host.rate_limit import RateLimit, TokenBucket
 
 
 def test_the_first_event_is_told_at_once_and_later_ones_with_their_number():

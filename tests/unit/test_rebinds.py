@@ -14,14 +14,14 @@ from ledger_scene import Scene
 from ledger_support import tenancy
 from ledger_world import Pod
 
-from fpga_plugin.config.settings import RecoveryPolicy
+from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.cards import recovery
+from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
-from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Change, Condition, Debug
-from fpga_plugin.regions import recovery
-from fpga_plugin.regions.recovery import Recovery
+from fpga_plugin.settings.settings import RecoveryPolicy
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from ledger_scene import scenes
 
-from fpga_plugin.config.settings import RecoveryPolicy
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.settings.settings import RecoveryPolicy
 
 
 def test_a_card_that_is_back_is_in_service_once_the_journal_takes_it():

@@ -14,25 +14,25 @@ from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
 from doubles.loops import beside, until
 from structlog.testing import capture_logs
 
+from fpga_plugin.allocation.journal.journal import JournalError, NoJournal
+from fpga_plugin.allocation.journal.records import Change
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.reconcile.owners import Owners
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.deviceplugin import reconcile
+from fpga_plugin.deviceplugin.allocatable import AllocatableCheck
+from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.journal import JournalError, NoJournal
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change
-from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
-from fpga_plugin.pods.checkpoint import Checkpoint
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.podresources import (
+from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
+from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
+from fpga_plugin.kubernetes.kubelet.podresources import (
     NoListReason,
     PodResourcesError,
 )
-from fpga_plugin.pods.podwatch import PodWatch
-from fpga_plugin.stock import reconcile
-from fpga_plugin.stock.allocatable import AllocatableCheck
-from fpga_plugin.stock.owners import Owners
-from fpga_plugin.stock.reconcile import Reconciler
+from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
 
 CARD = make_card(0)
 REGION, SECOND = (device_of(CARD, port) for port in range(2))

@@ -5,6 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from doubles.kubelet import Kubelet
 
+from fpga_plugin.allocation.recorder import MAX_LOOKUPS, EventRecorder
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.errors import (
     FpgaPluginError,
     InvalidRequestError,
@@ -13,11 +16,8 @@ from fpga_plugin.errors import (
     ProgrammingError,
 )
 from fpga_plugin.ids import CardId, DeviceId, PodUid
-from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.recorder import MAX_LOOKUPS, EventRecorder
-from fpga_plugin.telemetry.kube_events import Event, Subject
+from fpga_plugin.kubernetes.events.broadcaster import Event, Subject
+from fpga_plugin.kubernetes.names import PodName
 
 CARD = CardId("0000-3b-00.0")
 DEVICES = (DeviceId(f"{CARD}-p0"),)

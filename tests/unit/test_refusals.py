@@ -3,7 +3,7 @@
 import itertools
 
 from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.operator.refusals import MAX_REFUSALS, Refusals
+from fpga_plugin.observability.refusals import MAX_REFUSALS, Refusals
 
 P0 = DeviceId("0000-10-00.0-p0")
 

@@ -3,9 +3,9 @@
 import pytest
 from doubles.cards import AFU, make_card
 
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import PortInUseError
 from fpga_plugin.ids import PodUid
-from fpga_plugin.regions.reports import Report
 
 REGION = make_card().regions[0].id
 POD, FORMER = PodUid("pod-a"), frozenset({PodUid("pod-b")})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.serving.registry import Info, RegistrySocket, Reoffer
+from fpga_plugin.kubernetes.kubelet.registry import Info, RegistrySocket, Reoffer
 
 LIMIT = 60.0
 INFO = Info("DRAPlugin", "fpga.intel.com", "/dra.sock", ("v1.DRAPlugin",))

@@ -16,9 +16,9 @@ from ledger_scene import Scene, scenes
 from ledger_support import former
 from ledger_world import AFUS, Pod
 
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.release import release
 from fpga_plugin.ids import CardId, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.regions.release import release
 
 AFU = AFUS[0]
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from fpga_plugin.operator.http import text
-from fpga_plugin.operator.rendered import Rendered
+from fpga_plugin.observability.http import text
+from fpga_plugin.observability.rendered import Rendered
 
 SECONDS = 0.2
 

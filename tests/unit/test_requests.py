@@ -5,11 +5,7 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.claims.wants import resolved
-from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, RefusedError
-from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import Alias, DeviceId, InterfaceId, RegionId
-from fpga_plugin.pods.requests import (
+from fpga_plugin.allocation.requests.parse import (
     FpgaRequest,
     NamedBitstream,
     Target,
@@ -17,6 +13,10 @@ from fpga_plugin.pods.requests import (
     check_limits,
     parse_requests,
 )
+from fpga_plugin.cards.targets import resolved
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, RefusedError
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.ids import Alias, DeviceId, InterfaceId, RegionId
 
 IFACE = "ce48969398f05f33946d560708be108a"
 OTHER = "69528db6eb31577a8c3668f9faa081f6"

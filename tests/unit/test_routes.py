@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 from ledger_support import make_ledger
 
-from fpga_plugin.config.settings import Settings
+from fpga_plugin.cards.actions import CardState
 from fpga_plugin.ids import CardId
-from fpga_plugin.operator.http import Request
-from fpga_plugin.operator.routes import Routes
-from fpga_plugin.operator.survey import Survey
+from fpga_plugin.observability.http import Request
+from fpga_plugin.observability.routes import Routes
+from fpga_plugin.observability.survey import Survey
 from fpga_plugin.plugin import Plugin
-from fpga_plugin.regions.actions import CardState
+from fpga_plugin.settings.settings import Settings
 
 
 def test_operations_are_refused_until_the_plugin_has_started():

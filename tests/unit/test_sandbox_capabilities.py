@@ -12,7 +12,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities 
 
 STATUS = """
 import json, sys, threading
-from fpga_plugin.process.sandbox.capabilities import drop_privileges
+from fpga_plugin.host.sandbox.capabilities import drop_privileges
 
 def status():
     with open("/proc/thread-self/status") as file:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.process.sandbox import landlock, system
-from fpga_plugin.process.sandbox.landlock import Right
+from fpga_plugin.host.sandbox import landlock, system
+from fpga_plugin.host.sandbox.landlock import Right
 
 
 def abi() -> int:
@@ -25,7 +25,7 @@ needs_landlock = pytest.mark.skipif(not ABI, reason="this kernel has no Landlock
 
 TRY = """
 import errno, json, os, socket, sys
-from fpga_plugin.process.sandbox import landlock
+from fpga_plugin.host.sandbox import landlock
 
 def attempt(function, *arguments):
     try:

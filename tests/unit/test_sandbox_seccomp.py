@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.process.sandbox import refused_calls, seccomp
-from fpga_plugin.process.sandbox.refused_calls import REFUSED
+from fpga_plugin.host.sandbox import refused_calls, seccomp
+from fpga_plugin.host.sandbox.refused_calls import REFUSED
 
 ALLOWED = 0
 ARCHITECTURES = sorted(seccomp._AUDIT_ARCH)
@@ -135,7 +135,7 @@ def test_the_numbers_are_the_kernels(architecture: str, header: Path):
 
 TRY = """
 import ctypes, errno, fcntl, json, os, socket, sys, threading
-from fpga_plugin.process.sandbox import seccomp
+from fpga_plugin.host.sandbox import seccomp
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(function, *arguments):
@@ -202,7 +202,7 @@ def test_the_kernel_refuses_what_the_plugin_has_no_use_for_and_nothing_else():
 def test_the_filter_is_refused_where_another_thread_would_stay_unconfined():
     assert "second" in run("""
 import threading
-from fpga_plugin.process.sandbox import seccomp
+from fpga_plugin.host.sandbox import seccomp
 stop = threading.Event()
 thread = threading.Thread(target=stop.wait)
 thread.start()
@@ -216,6 +216,6 @@ thread.join()
 
 
 def test_an_unknown_architecture_has_no_filter(monkeypatch):
-    monkeypatch.setattr("fpga_plugin.process.sandbox.system.architecture", lambda: "riscv64")
+    monkeypatch.setattr("fpga_plugin.host.sandbox.system.architecture", lambda: "riscv64")
     with pytest.raises(OSError, match="no system calls are known of riscv64"):
         seccomp.restrict()

@@ -8,14 +8,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_signatures import FILE, INTERFACE, public_pem, signature, write
 
-from fpga_plugin.bitstream import seen_manifests as seen_module
-from fpga_plugin.bitstream import trust as trust_module
-from fpga_plugin.bitstream.files import Content
-from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.seen_manifests import SEEN, Seen, SeenManifests
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams import seen_manifests as seen_module
+from fpga_plugin.bitstreams import trust as trust_module
+from fpga_plugin.bitstreams.files import Content
+from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
+from fpga_plugin.bitstreams.seen_manifests import SEEN, Seen, SeenManifests
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
+from fpga_plugin.settings.settings import TrustMode
 
 OTHER = f"{INTERFACE}/{'b' * 32}.gbs"
 CONTENT = b"content"

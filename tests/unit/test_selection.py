@@ -3,7 +3,7 @@
 import pytest
 from test_page import card, owner, refusal, region, status
 
-from fpga_plugin.operator.selection import selected
+from fpga_plugin.observability.selection import selected
 
 OTHER = "0000-11-00.0"
 

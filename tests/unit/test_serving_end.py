@@ -11,8 +11,8 @@ from doubles import LIMIT
 
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.serving.registry import Info, RegistrySocket
-from fpga_plugin.serving.unix_socket import socket_path
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
+from fpga_plugin.kubernetes.kubelet.registry import Info, RegistrySocket
 
 STEPS = 10
 """Turns of the loop, more than a start or a stop takes."""

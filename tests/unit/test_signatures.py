@@ -12,19 +12,19 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fpga_plugin.bitstream.files import content_of
-from fpga_plugin.bitstream.manifest import (
+from fpga_plugin.bitstreams.files import content_of
+from fpga_plugin.bitstreams.manifest import (
     MAX_INTERFACES,
     MAX_VERSION,
     ManifestFile,
     parse_manifest,
     write_manifest,
 )
-from fpga_plugin.bitstream.signatures import load_keys, sign, signer, statement
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams.signatures import load_keys, sign, signer, statement
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, NotPermittedError
 from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.settings.settings import TrustMode
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 FILE = f"{INTERFACE}/18b79ffa2ee54aa096ef4230dafacb5f.gbs"

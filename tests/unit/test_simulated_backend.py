@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,
@@ -19,6 +18,7 @@ from fpga_plugin.hardware.dfl.handles import fme_of
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import CardId, InterfaceId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 IMAGE = bytes.fromhex("00112233445566778899aabbccddeeff") + b"\0" * 1000

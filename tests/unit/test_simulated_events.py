@@ -6,12 +6,12 @@ import os
 import pytest
 from asyncinotify import Event, Mask
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 from fpga_plugin.ids import InterfaceId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 GROUP = SimulatedGroup(2, 2, InterfaceId("ce48969398f05f33946d560708be108a"))
 CARD = "0000-10-00.0"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from doubles import LIMIT
 
-from fpga_plugin.config.settings import SimulatedGroup
-from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.ids import InterfaceId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 FACTORY = "d8424dc4a4a3c413f89e433683f9040b"

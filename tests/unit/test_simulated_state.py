@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.slots import Slots, card_at
 from fpga_plugin.ids import InterfaceId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 OTHER_INTERFACE = InterfaceId("38d782e3b6125343b9342433e348ac4c")
@@ -372,7 +372,7 @@ def test_a_reader_shows_what_is_there_and_changes_none_of_it(tmp_path):
 
 KILLED_IN_PR = """
 import ctypes, os, signal, struct, sys
-from fpga_plugin.config.settings import SimulatedGroup
+from fpga_plugin.settings.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.ids import InterfaceId
 

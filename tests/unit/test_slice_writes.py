@@ -20,14 +20,14 @@ import pytest
 from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.mirror import Mirror
-from fpga_plugin.api.rest import ApiServerError
-from fpga_plugin.backoff import Backoff
 from fpga_plugin.dra import slices
 from fpga_plugin.dra.life import ANSWER_SECONDS
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Device, Form, Slice, Taint
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.apiserver.mirror import Mirror
+from fpga_plugin.kubernetes.apiserver.rest import ApiServerError
 
 NODE = "/api/v1/nodes/node-a"
 COUNTERS, FIRST, SECOND = (f"{each}-fpga.intel.com-node-a" for each in ("c0000", "d0000", "d0001"))

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from fpga_plugin.config.settings import SimulatedGroup, SimulatedKind
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,
@@ -26,6 +25,7 @@ from fpga_plugin.hardware.simulated.driver import KernelOopsError
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Link
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress
+from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 AFU, AFU_2 = "00112233445566778899aabbccddeeff", "11112222333344445555666677778888"

@@ -13,7 +13,10 @@ def imported():
     done = subprocess.run(
         [
             *(sys.executable, "-W", "error", "-c"),
-            "import sys, fpga_plugin.cli, fpga_plugin.daemon; print(*sys.modules)",
+            (
+                "import sys, fpga_plugin.commands.main as _, fpga_plugin.daemon.process;"
+                " print(*sys.modules)"
+            ),
         ],
         capture_output=True,
         text=True,
@@ -35,9 +38,9 @@ def imported():
         "pyudev",
         "yaml",
         "fpga_plugin.demo",
-        "fpga_plugin.operator.page",
+        "fpga_plugin.observability.page",
     ],
 )
 def test_a_running_plugin_has_not_imported(module):
-    assert "fpga_plugin.daemon" in imported()
+    assert "fpga_plugin.daemon.process" in imported()
     assert module not in imported()

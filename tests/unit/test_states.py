@@ -3,8 +3,8 @@
 import pytest
 from repository import ROOT
 
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.operator.states import STATES
+from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.observability.states import STATES
 
 RUNBOOK = (ROOT / "docs/runbook.md").read_text()
 HEADINGS = {

@@ -7,11 +7,11 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, make_card
 
-from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards import steps
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import HardwareError, RefusedError, WrongImageError
 from fpga_plugin.ids import AfuId, BitstreamId
-from fpga_plugin.regions import steps
-from fpga_plugin.regions.reports import Report
 
 CARD = make_card()
 REGION = CARD.regions[0]

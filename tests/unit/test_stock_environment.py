@@ -13,13 +13,13 @@ import pytest
 from doubles.cards import AFU, INTERFACE, PREFIX, device, make_card
 from doubles.kubelet import POD
 
+from fpga_plugin.allocation.requests.directory import PodAnswer, PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.deviceplugin import environment, next_container
+from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import PodUid
-from fpga_plugin.pods.directory import PodAnswer, PodDirectory
-from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State, Variable
-from fpga_plugin.stock import environment, next_container
-from fpga_plugin.stock.environment import StockEnvironment
+from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State, Variable
 
 P0, P1 = (device(make_card(), port) for port in range(2))
 ASKS = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": AFU}

@@ -2,8 +2,9 @@
 
 Kubelet's List and checkpoint are doubles, which say what the trace says: a List that lacks a
 device, a checkpoint that still has a dead pod's entry. What is asked when, what is counted and
-which claims end is the plugin's own doing (`stock/reconcile.py`, `stock/owners.py`,
-`stock/environment.py`). How cards and calls are stepped is `test_model`'s.
+which claims end is the plugin's own doing (`deviceplugin/reconcile.py`,
+`allocation/reconcile/owners.py`, `deviceplugin/environment.py`).
+How cards and calls are stepped is `test_model`'s.
 """
 
 import asyncio
@@ -20,21 +21,21 @@ from ledger_world import Checkpoint, Job, NoLink, Pod, env_for
 from repository import ROOT
 from test_model import ASIDE, RECORDS, Replay, asks, play, replays, start_job
 
+from fpga_plugin.allocation.requests.directory import KnownPod
+from fpga_plugin.allocation.requests.environment import ContainerRequests
+from fpga_plugin.allocation.requests.parse import parse_requests
+from fpga_plugin.deviceplugin import reconcile
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
-from fpga_plugin.pods import checkpoint
-from fpga_plugin.pods.checkpoint import CheckpointEntry, Stamp
-from fpga_plugin.pods.directory import KnownPod
-from fpga_plugin.pods.environment import ContainerRequests
-from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.podresources import (
+from fpga_plugin.kubernetes.kubelet import checkpoint
+from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry, Stamp
+from fpga_plugin.kubernetes.kubelet.podresources import (
     NoListReason,
     PodDevices,
     PodList,
     PodResourcesClient,
     PodResourcesError,
 )
-from fpga_plugin.pods.requests import parse_requests
-from fpga_plugin.stock import reconcile
+from fpga_plugin.kubernetes.names import PodName
 
 TRACES = sorted((ROOT / "docs/model/traces/stock").glob("*.txt"))
 

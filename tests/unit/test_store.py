@@ -11,13 +11,13 @@ from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 from doubles.samples import SAMPLES, copy_samples
 
-from fpga_plugin.bitstream import files
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.store import Store
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams import files
+from fpga_plugin.bitstreams.library import Library
+from fpga_plugin.bitstreams.store import Store
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
+from fpga_plugin.settings.settings import TrustMode
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -271,7 +271,7 @@ def test_an_unreadable_file_is_refused_with_the_reason(library, place, monkeypat
     def refuse(*_args, **_kwargs):  # tests may run as root, who may read everything
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("fpga_plugin.process.trusted_files.io.FileIO", refuse)
+    monkeypatch.setattr("fpga_plugin.host.trusted_files.io.FileIO", refuse)
     assert "Permission denied" in refusal(library)
 
 

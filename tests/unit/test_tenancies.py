@@ -21,11 +21,11 @@ from ledger_support import (
 )
 from test_holders import LATER, POD, A, holder, prepare
 
+from fpga_plugin.allocation.journal.doubt import doubted
+from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.ids import PodUid
-from fpga_plugin.ledger.doubt import doubted
-from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Condition, Tenancy, TenancyKey
-from fpga_plugin.pods.cgroup import Cgroup
+from fpga_plugin.kubernetes.cgroup import Cgroup
 
 CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fpga_plugin.process.threads import LateError, Threads
+from fpga_plugin.host.threads import LateError, Threads
 
 SOON = 0.05
 LONG = 20.0
@@ -230,7 +230,7 @@ def test_what_a_function_raises_for_one_of_many_keys_is_raised():
 def test_the_end_of_the_process_waits_for_no_thread():
     program = """
 import asyncio, threading
-from fpga_plugin.process.threads import LateError, Threads
+from fpga_plugin.host.threads import LateError, Threads
 
 async def story():
     try:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fpga_plugin.process.ticks import next_tick, tick
+from fpga_plugin.host.ticks import next_tick, tick
 
 
 def in_a_loop(steps, *, clock):

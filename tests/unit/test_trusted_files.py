@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.process.trusted_files import check_directory, lookups, read_small
+from fpga_plugin.host.trusted_files import check_directory, lookups, read_small
 
 SOMEBODY = 12345
 

@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 from test_seen_manifests import CONTENT, KNOWN, NOW, Node, clock  # noqa: F401  # a fixture
 from test_signatures import FILE, write
 
-from fpga_plugin.bitstream import seen_manifests as seen_module
-from fpga_plugin.bitstream.files import content_of
-from fpga_plugin.bitstream.manifest import in_utc
-from fpga_plugin.bitstream.trust import Trust, check_signed
-from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.bitstreams import seen_manifests as seen_module
+from fpga_plugin.bitstreams.files import content_of
+from fpga_plugin.bitstreams.manifest import in_utc
+from fpga_plugin.bitstreams.trust import Trust, check_signed
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
+from fpga_plugin.settings.settings import TrustMode
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.pods.environment import container_requests
-from fpga_plugin.pods.pod import Container, Pod, Variable
-from fpga_plugin.pods.requests import REQUEST_PREFIXES
-from fpga_plugin.pods.unknown_variables import UnknownVariable, unknown_variables
+from fpga_plugin.allocation.requests.environment import container_requests
+from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES
+from fpga_plugin.allocation.requests.unknown_variables import UnknownVariable, unknown_variables
+from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 
 
 def meant(name: str) -> str:

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from ledger_support import MemoryJournal, found, make_ledger, remembered, scrub, start
 
-from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, PodUid
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import (
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import (
     CLEAN,
     Change,
     Condition,
     Holder,
     Prepared,
 )
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import ClaimUid, PodUid
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))

@@ -7,7 +7,7 @@ from doubles.dfl import FakeKernel, served
 
 from fpga_plugin.hardware.backend import UserClock
 from fpga_plugin.hardware.dfl.handles import port_of
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 
 HEADER = 3 << 60 | 1 << 12 | 0x14
 LOCKED = 1 << 60

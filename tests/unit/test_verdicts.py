@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fpga_plugin.bitstream.files import Content
-from fpga_plugin.bitstream.verdicts import Verdict, Verdicts
+from fpga_plugin.bitstreams.files import Content
+from fpga_plugin.bitstreams.verdicts import Verdict, Verdicts
 from fpga_plugin.errors import NotPermittedError
 
 FILE, OTHER = "a/b.gbs", "a/c.gbs"

@@ -13,17 +13,17 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX
 from ledger_scene import Scene
 from ledger_world import AFUS, Pod, env_for
 
-from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Advertise
+from fpga_plugin.allocation.journal.records import Debug
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import function_name
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.parse import FpgaRequest
+from fpga_plugin.cards.prepare import Kept, Want
+from fpga_plugin.cards.targets import Wants
 from fpga_plugin.errors import CardGoneError, InvalidRequestError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, RegionId
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import Debug
-from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.pods.requests import FpgaRequest
-from fpga_plugin.regions.prepare import Kept, Want
+from fpga_plugin.settings.settings import Advertise
 
 LIMITS = ClockLimits(100, 400)
 

@@ -13,9 +13,9 @@ from doubles import LIMIT
 from structlog.testing import capture_logs
 from test_store import AFU, INTERFACE, OTHER_INTERFACE
 
-from fpga_plugin.bitstream.watch import look_at_store
-from fpga_plugin.process import watcher
-from fpga_plugin.process.watcher import Look, Watcher
+from fpga_plugin.bitstreams.watch import look_at_store
+from fpga_plugin.host import watcher
+from fpga_plugin.host.watcher import Look, Watcher
 
 
 @pytest.fixture

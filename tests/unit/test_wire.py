@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.api.messages import core_v1, v1, v1alpha1, v1beta1
-from fpga_plugin.api.wire import well_typed
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.pods.podsapi import decode
-from fpga_plugin.serving.codec import Codec
+from fpga_plugin.kubernetes.grpc.codec import Codec
+from fpga_plugin.kubernetes.grpc.wire import well_typed
+from fpga_plugin.kubernetes.kubelet.podsapi import decode
+from fpga_plugin.kubernetes.messages import core_v1, v1, v1alpha1, v1beta1
 
 
 @pytest.mark.parametrize(

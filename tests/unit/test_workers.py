@@ -8,9 +8,9 @@ import threading
 import pytest
 from doubles import LIMIT
 
+from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import HardwareError, NotFinishedError
 from fpga_plugin.ids import CardId, RegionId
-from fpga_plugin.regions.workers import CardWorkers
 
 CARD, OTHER = CardId("0000-3b-00.0"), CardId("0000-5e-00.0")
 

@@ -8,9 +8,9 @@ looked: nothing in the counters tells that the link is sound again.
 
 import re
 
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.sysfs import optional
 from fpga_plugin.ids import CardId
 
 _TOTAL = re.compile(r"^TOTAL_ERR_[A-Z]{1,16} ([0-9]{1,20})$", re.ASCII | re.MULTILINE)

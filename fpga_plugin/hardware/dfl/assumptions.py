@@ -13,13 +13,13 @@ from itertools import chain
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.discovery import PCI
-from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.on_trust import Kind, on_trust
 from fpga_plugin.hardware.dfl.shared import iommu
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
-from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.dfl.userclock import userclk_features
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
+from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio.binding import DRIVER as VFIO_DRIVER
 from fpga_plugin.ids import PciAddress
 

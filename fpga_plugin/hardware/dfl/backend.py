@@ -12,7 +12,6 @@ from fpga_plugin.hardware.dfl.fme_errors import clear_pcie_errors
 from fpga_plugin.hardware.dfl.functions import functions, make_functions
 from fpga_plugin.hardware.dfl.handles import port_of, slot_of
 from fpga_plugin.hardware.dfl.health import health
-from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import (
     DflPort,
     open_port,
@@ -27,6 +26,7 @@ from fpga_plugin.hardware.dfl.slot import OfsSlot, give_back, open_slot, read_no
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.dfl.userclock import user_clock
 from fpga_plugin.hardware.grant import DeviceNumber, Path
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import (
     Assumption,
     Card,

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs, numbers
 from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, SlotDevice, functions_of, port_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.shared import iommu, memory_clear_knobs, some_memory_stays
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
-from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
+from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio.defs import CONTAINER
 from fpga_plugin.ids import (
     CardId,

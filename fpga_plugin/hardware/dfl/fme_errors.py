@@ -5,9 +5,9 @@ import structlog
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.handles import fme_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import number, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.sysfs import number, optional
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 

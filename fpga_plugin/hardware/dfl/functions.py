@@ -12,9 +12,9 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.dfl import defs
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import children, number, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import PciFunction
+from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio import defs as vfio
 from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver, read_function
 from fpga_plugin.ids import CardId, PciAddress

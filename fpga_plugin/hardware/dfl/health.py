@@ -21,10 +21,10 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.dfl import defs, hwmon
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of, slot_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
 from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardHealth, Region
+from fpga_plugin.hardware.sysfs import bare_hex, children, number, optional
 from fpga_plugin.ids import AfuId, RegionId
 
 _DEAD = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from fpga_plugin.errors import HardwareError, quote
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import number, optional
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.sysfs import number, optional
 
 Listed = Callable[[str, str], Iterable[str]]
 """The entries of a directory whose names match; none where it cannot be listed."""

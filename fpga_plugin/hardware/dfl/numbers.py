@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl.handles import PortDevice, SlotDevice
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import optional
 from fpga_plugin.hardware.grant import DeviceNumber, Path
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.sysfs import optional
 
 _VFIO = "/sys/class/vfio"
 _NUMBER = re.compile(r"[0-9]{1,8}:[0-9]{1,8}", re.ASCII)

@@ -25,9 +25,9 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
-from fpga_plugin.hardware.dfl.kernel import Handle, Kernel
-from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
+from fpga_plugin.hardware.kernel import Handle, Kernel
 from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.sysfs import bare_hex, children, number, optional
 from fpga_plugin.ids import AfuId, PciAddress, parse_afu_id
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
 from fpga_plugin.hardware.dfl import defs
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import number, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.sysfs import number, optional
 from fpga_plugin.ids import PciAddress
 
 

@@ -11,9 +11,9 @@ from functools import partial
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.dfl import hwmon
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import children, number, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Readings
+from fpga_plugin.hardware.sysfs import children, number, optional
 
 _SCALE = {"temp": 1e-3, "power": 1e-6}
 

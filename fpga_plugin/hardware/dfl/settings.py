@@ -17,10 +17,10 @@ import errno
 from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.shared import memory_clear_knobs
-from fpga_plugin.hardware.dfl.sysfs import number, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.sysfs import number, optional
 
 _KHZ_PER_MHZ = 1000
 

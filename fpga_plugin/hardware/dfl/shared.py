@@ -7,9 +7,9 @@ the host's memory by the DMA of the card's PCI functions: only an IOMMU that tra
 
 from collections.abc import Iterable
 
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import children, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Iommu
+from fpga_plugin.hardware.sysfs import children, optional
 from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
 
 _TYPES = {

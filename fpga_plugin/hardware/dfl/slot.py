@@ -18,8 +18,8 @@ from fpga_plugin.errors import (
     ProgrammingError,
 )
 from fpga_plugin.hardware.dfl.handles import SlotDevice
-from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import DflPort, check_instance, open_port, rebind_hint
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.vfio import binding
 from fpga_plugin.hardware.vfio.function import is_there

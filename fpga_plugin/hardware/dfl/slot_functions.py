@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.errors import HardwareError
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import children, number, optional
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.sysfs import children, number, optional
 from fpga_plugin.hardware.vfio.function import (
     PCI,
     Function,

@@ -21,9 +21,9 @@ from contextlib import closing
 from fpga_plugin.errors import FpgaPluginError, HardwareError, quote
 from fpga_plugin.hardware.backend import UserClock
 from fpga_plugin.hardware.dfl.handles import port_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import children, number, optional
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Region
+from fpga_plugin.hardware.sysfs import children, number, optional
 
 USER_CLOCK_FEATURE = 0x14
 """Id of the port's private feature (OPAE, opae_drv.h, PORT_FEATURE_ID_USER_CLOCK)."""

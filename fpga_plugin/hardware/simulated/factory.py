@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import SettingsError, quote
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
+from fpga_plugin.settings.settings import SimulatedGroup
 
 
 @dataclass(frozen=True, slots=True)

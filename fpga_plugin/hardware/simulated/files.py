@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from fpga_plugin.process.atomic_file import replace_file
+from fpga_plugin.host.atomic_file import replace_file
 
 _log = structlog.get_logger(__name__)
 

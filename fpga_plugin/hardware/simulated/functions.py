@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated.board import ALL_ONES, Board, unsigned
 from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS
 from fpga_plugin.hardware.simulated.tree import Attribute, Link, Node, failure
 from fpga_plugin.ids import PciAddress
+from fpga_plugin.settings.settings import SimulatedKind
 
 VFIO, DFL = "vfio-pci", "dfl-pci"
 """Drivers of a virtual function."""

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from fpga_plugin.config.settings import SimulatedGroup
-from fpga_plugin.hardware.dfl.kernel import Handle, Registers
+from fpga_plugin.hardware.kernel import Handle, Registers
 from fpga_plugin.hardware.simulated.board import Board, OpenFile
 from fpga_plugin.hardware.simulated.driver import PciDriver
 from fpga_plugin.hardware.simulated.faults import Fault
@@ -27,6 +26,7 @@ from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, resolve
 from fpga_plugin.hardware.simulated.vfio import VfioFiles
 from fpga_plugin.ids import CardId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 # Numbers of include/uapi/linux/fpga-dfl.h, once more and not from the code above this seam: a
 # slip there must not meet the same slip here.
@@ -38,7 +38,7 @@ _NODE = re.compile(r"/dev/dfl-(fme|port)\.([0-9]{1,9})", re.ASCII)
 
 
 class SimulatedKernel:
-    """Implements `fpga_plugin.hardware.dfl.kernel.Kernel`. Thread safe.
+    """Implements `fpga_plugin.hardware.kernel.Kernel`. Thread safe.
 
     Args:
         directory: FPGA_PLUGIN_SIMULATED_DIR.

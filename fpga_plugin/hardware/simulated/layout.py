@@ -8,11 +8,11 @@ what the plugin, or a person, may want to read is there. The user clock stands i
 import errno
 from functools import partial
 
-from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated import functions
 from fpga_plugin.hardware.simulated.board import Binding, Board
 from fpga_plugin.hardware.simulated.state import CLOCK_DEFAULT, CLOCK_HIGH, CLOCK_LOW
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
+from fpga_plugin.settings.settings import SimulatedKind
 
 PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"
 FME_MAJOR, PORT_MAJOR, VFIO_MAJOR = 242, 241, 243

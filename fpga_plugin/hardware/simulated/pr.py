@@ -16,12 +16,12 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
-from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated.board import AFU_BYTES, OpenFile, image_afu_id
 from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.state import RegionState
 from fpga_plugin.hardware.simulated.tree import failure
+from fpga_plugin.settings.settings import SimulatedKind
 
 STUCK_SECONDS = 8.0
 """How long the driver waits for a PR that never ends (PR_WAIT_TIMEOUT, dfl-fme-mgr.c)."""

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.board import Board, Machine
 from fpga_plugin.hardware.simulated.faults import Faults
 from fpga_plugin.hardware.simulated.functions import VfioDriver, is_ofs
@@ -19,6 +18,7 @@ from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS, RegionState, St
 from fpga_plugin.hardware.simulated.topology import Topology
 from fpga_plugin.hardware.simulated.tree import failure
 from fpga_plugin.ids import CardId, RegionId, region_id
+from fpga_plugin.settings.settings import SimulatedGroup
 
 
 class Rack:

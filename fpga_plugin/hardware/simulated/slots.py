@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import structlog
 
-from fpga_plugin.config.settings import SimulatedGroup, SimulatedKind
 from fpga_plugin.errors import quote
 from fpga_plugin.hardware.simulated import files
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress
+from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
 
 _log = structlog.get_logger(__name__)
 

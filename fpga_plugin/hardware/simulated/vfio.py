@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fpga_plugin.hardware.dfl.kernel import Handle
+from fpga_plugin.hardware.kernel import Handle
 from fpga_plugin.hardware.simulated import functions
 from fpga_plugin.hardware.simulated.board import ALL_ONES, Board
 from fpga_plugin.hardware.simulated.faults import Fault

@@ -5,7 +5,7 @@ written down first (`notes`), so that a process that dies in between leaves a fa
 """
 
 from fpga_plugin.errors import SlotUnusableError, quote
-from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.vfio import defs
 from fpga_plugin.hardware.vfio.function import Function, driver
 

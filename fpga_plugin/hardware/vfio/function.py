@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.sysfs import optional
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.sysfs import optional
 from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
 from fpga_plugin.ids import PciAddress
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 from fpga_plugin.errors import HardwareError, PortInUseError, SlotUnusableError
-from fpga_plugin.hardware.dfl.kernel import Handle, Kernel
+from fpga_plugin.hardware.kernel import Handle, Kernel
 from fpga_plugin.hardware.vfio import defs
 from fpga_plugin.hardware.vfio.function import GROUPS, Function, driver
 from fpga_plugin.ids import AfuId, PciAddress, parse_afu_id

@@ -17,8 +17,8 @@ import structlog
 
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.vfio.function import Function
+from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.ids import AfuId, RegionId, parse_afu_id
-from fpga_plugin.process.atomic_file import replace_file
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 

@@ -92,7 +92,7 @@ class Points:
 
     def install(self) -> None:
         """Around the calls that change something, in this process."""
-        from fpga_plugin.hardware.dfl.linux import LinuxKernel
+        from fpga_plugin.hardware.linux import LinuxKernel
 
         self._around(LinuxKernel, "write", _written)
         self._around(LinuxKernel, "open", lambda node, _flags: _opened(node))

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import rack
 
-from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,
@@ -23,13 +22,14 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
-from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.kernel import Kernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 from fpga_plugin.hardware.udev import UdevEvents
 from fpga_plugin.ids import CardId, InterfaceId
+from fpga_plugin.settings.settings import SimulatedGroup
 
 INTERFACE = InterfaceId(rack.daemon_support.ID)
 CARD, OTHER = CardId(rack.daemon_support.CARD), CardId(rack.daemon_support.CARD_2)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import rack
 
-from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.allocation.calls import Allocation
 from fpga_plugin.hardware.dfl.backend import DflBackend
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, Resource
 

@@ -21,7 +21,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.handles import fme_of
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId
 

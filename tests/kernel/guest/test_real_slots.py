@@ -34,10 +34,10 @@ from fpga_plugin.errors import (
     SlotUnusableError,
 )
 from fpga_plugin.hardware.dfl.backend import DflBackend
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.dfl.slot import OfsSlot
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId
 

@@ -36,11 +36,11 @@ from daemon_support import (
 )
 
 from fpga_plugin.errors import SlotUnusableError
-from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.vfio.function import read_function
 from fpga_plugin.hardware.vfio.groups import Groups
 from fpga_plugin.ids import PciAddress
-from fpga_plugin.operator.client import ask
+from fpga_plugin.observability.client import ask
 
 pytestmark = pytest.mark.skipif(not rack.DEBUGFS.exists(), reason="the guest's: make test-kernel")
 

@@ -20,7 +20,7 @@ from daemon_support import (
     request,
 )
 
-from fpga_plugin.operator.client import ask
+from fpga_plugin.observability.client import ask
 
 pytestmark = pytest.mark.skipif(not rack.DEBUGFS.exists(), reason="the guest's: make test-kernel")
 

@@ -1,0 +1,149 @@
+"""The marker: what served this kubelet last, and how far its journal had come.
+
+SQLite takes a write-ahead log that is lost, truncated or damaged for one that ends there: it opens
+the database as it was some transactions ago, without an error, and each row of it makes sense. So
+does a state directory that was put back from a copy, or another one. A region that was programmed
+since reads as journalled clean then. So each journal has an id, and every transaction counts itself
+in the journal, and after the commit here: beside the lock below kubelet's directory, which does not
+travel with the state directory. What that tells of a journal, `journal` says.
+
+The process may die between commit and count: then the journal is ahead, which is no loss. The file
+is not synced, as the journal is not: after a reboot nothing that the journal says about conditions
+holds.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import structlog
+
+from fpga_plugin.host.atomic_file import replace_file
+
+log = structlog.get_logger()
+
+MARKER_FILE: Final = "marker"
+"""In `<kubelet dir>/fpga-plugin`."""
+
+_DIGITS: Final = 20
+"""Of the count, in a line of its own: a write changes one page and needs no room on the disk."""
+
+_MAX_LENGTH: Final = 1 << 16
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a life of the plugin served kubelet.
+
+    Attributes:
+        api: `device-plugin` or `dra` (FPGA_PLUGIN_MODE).
+        prefix: of its resources, and its name as a DRA driver.
+        cdi_dir: where it wrote the files of ResourceClaims.
+        state_dir: where its journal was.
+        journal: the journal's id.
+        claims: ResourceClaims may have devices, by this API or an earlier one: their end was not
+            seen in the journal.
+    """
+
+    api: str = ""
+    prefix: str = ""
+    cdi_dir: str = ""
+    state_dir: str = ""
+    journal: str = ""
+    claims: bool = False
+
+
+class Marker:
+    """`<kubelet dir>/fpga-plugin/marker`: a line with the count, and one with the rest.
+
+    Attributes:
+        path: the file.
+        last: what served last; None where that is not known.
+        counted: how many transactions its journal had committed by then.
+    """
+
+    def __init__(self, path: str, now: Served = Served()) -> None:  # it is frozen
+        """Read the file; `now` is what serves from now on, but for the journal's id."""
+        self.path = path
+        self.last: Served | None = None
+        self.counted = 0
+        self._now = now
+        self._failed = False
+        with suppress(OSError, ValueError):
+            self._parse(self._read())
+
+    def _read(self) -> bytes:
+        file = os.open(self.path, os.O_RDONLY | _FLAGS)
+        try:
+            return os.read(file, _MAX_LENGTH)
+        finally:
+            os.close(file)
+
+    def _parse(self, raw: bytes) -> None:
+        """Take in what it says, all of it or nothing.
+
+        Raises:
+            ValueError: no plugin wrote it.
+        """
+        count, _, rest = raw.partition(b"\n")
+        if len(count) != _DIGITS or not count.isdigit():
+            raise ValueError
+        self.last, self.counted = _DECODER.decode(rest), int(count)
+
+    def begin(self, journal: str, count: int, *, claims: bool) -> None:
+        """From now on this life serves, with this journal; `claims` as in `Served`."""
+        self._now = replace(self._now, journal=journal, claims=claims)
+        self.renew(count)
+
+    def renew(self, count: int) -> None:
+        """Somebody may have put another file in its place."""
+        self._try(self._replace, count)
+
+    def count(self, count: int) -> None:
+        """The journal has committed so many transactions."""
+        self._try(self._count, count)
+
+    def _count(self, count: int) -> None:
+        # Opened each time, as somebody may have removed it.
+        try:
+            file = os.open(self.path, os.O_WRONLY | _FLAGS)
+        except FileNotFoundError:
+            self._replace(count)
+            return
+        try:
+            os.pwrite(file, _line(count), 0)
+        finally:
+            os.close(file)
+
+    def _replace(self, count: int) -> None:
+        replace_file(self.path, [_line(count), _ENCODER.encode(self._now), b"\n"])
+
+    def _try(self, write: Callable[[int], None], count: int) -> None:
+        """What keeps it from being written is logged once; the transaction stands."""
+        try:
+            write(count)
+        except OSError as error:
+            if not self._failed:
+                log.warning(
+                    "the journal's marker cannot be written",
+                    file=self.path,
+                    error=error.strerror,
+                    hint="the next start doubts the journal, and scrubs every region that nobody"
+                    " owns: see why the file cannot be written",
+                )
+            self._failed = True
+        else:
+            self._failed = False
+
+
+def _line(count: int) -> bytes:
+    return b"%0*d\n" % (_DIGITS, count)
+
+
+# Made at import: see kubernetes/kubelet/checkpoint.py.
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(Served)

@@ -1,0 +1,386 @@
+"""What the ledger remembers: claims and the condition of regions, as values.
+
+These are also the rows of the journal: everything in them outlives the process. What the types say
+of sizes and forms holds for what is read from there (`rows`); between fields, `rows` looks itself.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, TypeAlias
+
+from msgspec import UNSET, Meta, UnsetType
+
+from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
+from fpga_plugin.ids import (
+    AfuId,
+    CardId,
+    ClaimUid,
+    DeviceId,
+    InterfaceId,
+    PodUid,
+    RegionId,
+    ResourceName,
+)
+from fpga_plugin.kubernetes.cgroup import Cgroup
+
+Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
+"""Far more than the longest reason."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+"""PreStarts or PostStops of one claim."""
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+"""Of an allocation, counted up in one journal."""
+
+Time: TypeAlias = Annotated[float, Meta(ge=0, lt=1e11)]
+"""Seconds since 1970, up to the year 5138; Python's dates end later."""
+
+Uid: TypeAlias = Annotated[PodUid, Meta(min_length=1, max_length=1 << 16)]
+"""A pod's uid; what may be in it was looked at where kubelet told it."""
+
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\Z")]
+"""Of a namespace, pod or container (`kubernetes.names`)."""
+
+Afu: TypeAlias = Annotated[AfuId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Interface: TypeAlias = Annotated[InterfaceId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+
+
+class Ownership(enum.StrEnum):
+    """Who has a region: nobody, an owner, or an owner of whom a PreStart succeeded."""
+
+    FREE = "FREE"
+    CLAIMED = "CLAIMED"
+    STARTED = "STARTED"
+
+
+class Condition(enum.StrEnum):
+    """What is on a region (docs/architecture.md, "Two facts for each region")."""
+
+    BLANK = "BLANK"
+    PROGRAMMED = "PROGRAMMED"
+    DIRTY = "DIRTY"
+    SCRUBBING = "SCRUBBING"
+    FAULTED = "FAULTED"
+    UNBLANKED = "UNBLANKED"
+
+
+CLEAN = frozenset({Condition.BLANK, Condition.UNBLANKED})
+"""Scrubbed since the last owner; UNBLANKED only ever arises under best-effort scrubbing."""
+
+
+class Mode(enum.StrEnum):
+    """How a card is used; derived from its claims, never stored."""
+
+    FREE = "free"
+    PARTITIONED = "partitioned"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """One region's condition.
+
+    Attributes:
+        region: which region.
+        condition: what is on it.
+        reason: why it is FAULTED, or what made it DIRTY; for people.
+        afu_id: what its AFU id read as when the condition was set; None if not known.
+    """
+
+    region: RegionId
+    condition: Condition
+    reason: Text = ""
+    afu_id: Afu | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A device that Allocate granted.
+
+    Attributes:
+        device: the card or region.
+        resource: the resource under which it was granted.
+        grants: what Allocate answered for each region (invariant 10).
+        started: a PreStart succeeded.
+        touched: a PreStart was seen since the last Allocate, successful or not.
+        exposed: a container may have run without a PreStart that is known (kubelet skips it after
+            its restart until the plugin registers again, the node may have rebooted, or a damaged
+            journal lost it).
+        pod: the owner, once kubelet's records told.
+        epoch: kubelet's life in which the claim was made; empty where PreStarts and PostStops
+            cannot be compared any more, since some may not have been seen.
+        prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
+            by then and will report its removal. Begins with the strays of earlier claims.
+        poststops: PostStops seen.
+        generation: the claim's number; no other claim or tenancy in the journal has it.
+        since: Unix time of the grant, for people; 0 where it is not known.
+    """
+
+    device: DeviceId
+    resource: ResourceName
+    grants: Mapping[RegionId, Grant] = field(hash=False)
+    started: bool = False
+    touched: bool = False
+    exposed: bool = False
+    pod: Uid | None = None
+    epoch: Text = ""
+    prestarts: Count = 0
+    poststops: Count = 0
+    generation: Number = field(default=0, compare=False)
+    since: Time = field(default=0.0, compare=False)
+
+    @property
+    def nodes(self) -> tuple[tuple[RegionId, str], ...]:
+        """Each device node that was granted, with the region that it led to then."""
+        return tuple(
+            (region, node) for region, grant in self.grants.items() for node in grant.nodes
+        )
+
+    @property
+    def ownership(self) -> Ownership:
+        """CLAIMED or STARTED."""
+        return Ownership.STARTED if self.started else Ownership.CLAIMED
+
+    @property
+    def used(self) -> bool:
+        """Whether a container of the owner may have had the device.
+
+        Else none can have it before its PreStart is answered with OK: kubelet asks for one.
+        """
+        return self.started or self.exposed
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a ResourceClaim asked for a region, and what came of it: compared, never hashed.
+
+    Attributes:
+        interface_id: for which the bitstream is built; None: blank.
+        bitstream: which file of the store; None: blank.
+        afu_id: what the region read as; None: blank.
+        clock: user clock in MHz; None: the default.
+        debug: whether port errors are logged.
+    """
+
+    interface_id: Interface | None = None
+    bitstream: Text | None = None
+    afu_id: Afu | None = None
+    clock: Count | None = None
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A ResourceClaim that has devices (DRA); for each of them there is a `Claim` besides.
+
+    Attributes:
+        uid: of the claim.
+        namespace: of the claim and its pods.
+        name: of the claim.
+        devices: that were allocated to it.
+        requests: for which of the claim's requests each of them is.
+        driver: under whose name it was allocated, which is that of kubelet's record of it, too.
+        file: path of its CDI file.
+        boot: of the node, in which it was prepared; empty: it is not.
+        prepared: what its regions were prepared for; empty: not known.
+        ended: kubelet ended it, and what it had may not be clean yet.
+    """
+
+    uid: ClaimUid
+    namespace: Text
+    name: Text
+    devices: tuple[DeviceId, ...]
+    requests: Mapping[DeviceId, tuple[Text, ...]] = field(hash=False)
+    driver: Text = ""
+    file: Text = ""
+    boot: Text = ""
+    prepared: Mapping[RegionId, Prepared] = field(default_factory=dict, hash=False)
+    ended: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenancyKey:
+    """Which tenancy.
+
+    Attributes:
+        region: that was granted.
+        allocation: by which allocation (`Claim.generation`): each Allocate begins another tenancy,
+            also for a pod of the same uid, as a static pod that comes again.
+        pod: whose processes; None: kubelet's records have not named the pod.
+    """
+
+    region: RegionId
+    allocation: Number
+    pod: Uid | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A pod's processes may have a region's device nodes open.
+
+    It begins at Allocate, or for each pod of a ResourceClaim, and outlives the allocation: the
+    pod's device cgroup allows the nodes' numbers for as long as the pod has processes, whatever
+    kubelet says of it, and whichever region has these numbers by then. It alone answers who may be
+    using a region, and whose hands a node is in.
+
+    Attributes:
+        key: which.
+        nodes: that were granted for the region.
+        used: a container may have had the nodes since the region was last scrubbed.
+        left: kubelet's word that the pod is done with them: the allocation ended, or kubelet's
+            record of it no longer names the pod. It says nothing of the pod's processes.
+        cgroups: of this instance of the pod, noted while a container of it was about to start.
+            Empty: not known, and the pod's uid has to tell.
+        numbers: device numbers that the nodes have had since, while a container could start with
+            them: its processes open whatever has them now. Unset, and in no row: not known.
+    """
+
+    key: TenancyKey
+    nodes: tuple[Path, ...]
+    used: bool = False
+    left: bool = False
+    cgroups: tuple[Cgroup, ...] = ()
+    numbers: tuple[DeviceNumber, ...] | UnsetType = UNSET
+
+    @property
+    def region(self) -> RegionId:
+        """Which region was granted."""
+        return self.key.region
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """By which its processes may open a device: paths of nodes, and device numbers."""
+        return (*self.nodes, *(self.numbers or ()))
+
+    @property
+    def pod(self) -> PodUid | None:
+        """Whose processes."""
+        return self.key.pod
+
+
+@dataclass(frozen=True, slots=True)
+class TenantImage:
+    """An image that a region was programmed with for an owner, and that no blank replaced since.
+
+    Attributes:
+        region: which region.
+        afu_id: as which it reads; None: it may be any, since the journal does not tell.
+    """
+
+    region: RegionId
+    afu_id: Afu | None
+
+
+@dataclass(frozen=True, slots=True)
+class Debug:
+    """A region whose owner asks to find it as it was, should its container fail.
+
+    Written with the start of the container; from then on it is the region's until a scrub, another
+    owner or another boot of the node ends it.
+
+    Attributes:
+        region: which region.
+        pod: whose container it is.
+        namespace: of the pod.
+        name: of the pod.
+        containers: those that have the region, where kubelet's records told; empty: any of the pod.
+        seconds: for how long the region is to be kept.
+        failure: what the pod's status said last of a container that failed; empty: nothing.
+        until: seconds of the node's boot clock (CLOCK_BOOTTIME) until which the region is kept; 0:
+            it is not, or not yet. No step of the wall clock makes it longer.
+    """
+
+    region: RegionId
+    pod: Uid
+    namespace: Name
+    name: Name
+    containers: tuple[Name, ...]
+    seconds: Time
+    failure: Text = ""
+    until: Time = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a resource is of that has an alias in its name.
+
+    Attributes:
+        interface_id: for which the alias stands.
+        current: whether free devices are listed under it; else it is left to pods that have some.
+    """
+
+    interface_id: Interface
+    current: bool
+
+
+class Epoch(enum.StrEnum):
+    """Whose life a value of `Change.epochs` names."""
+
+    BOOT = "boot"
+    """The node's: in it the conditions held."""
+    KUBELET = "kubelet"
+    """Kubelet's last known one."""
+    ENVIRONMENT = "environment"
+    """Kubelet's, in which it last sent an environment in PreStart."""
+    CLAIMS = "claims"
+    """DRA's: ResourceClaims may have devices that the journal lost; why. Ends once kubelet's record
+    of claims was read."""
+    LOST = "lost"
+    """A journal's, of which something was lost; says what. What was on regions that are not in this
+    one nobody knows, however much later they are found."""
+
+
+@dataclass(slots=True)
+class Change:
+    """What one transaction writes; None, False, 0 and "" delete.
+
+    All that the journal holds is one, too: the change that makes an empty journal say so. Each
+    field is a kind of row (`rows`).
+
+    Attributes:
+        epochs: of node, kubelet and journal.
+        claims: in force.
+        regions: conditions.
+        debts: cards with an open memory debt.
+        drained: cards that the operator takes out of service.
+        rebinding: cards whose driver was being taken off and put on again.
+        tenancies: pods whose processes may have a region's nodes open.
+        resources: every resource ever registered.
+        strays: PostStops of ended claims that may still come.
+        holders: ResourceClaims that have devices.
+        images: of owners, that may still be on their regions.
+        debugs: regions that are to be kept as they are, should their container fail.
+        meanings: of resources with an alias in their names.
+    """
+
+    epochs: dict[Epoch, str] = field(default_factory=dict)
+    claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
+    regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
+    debts: dict[CardId, bool] = field(default_factory=dict)
+    drained: dict[CardId, bool] = field(default_factory=dict)
+    rebinding: dict[CardId, bool] = field(default_factory=dict)
+    tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
+    resources: dict[ResourceName, bool] = field(default_factory=dict)
+    strays: dict[DeviceId, int] = field(default_factory=dict)
+    holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
+    images: dict[TenantImage, bool] = field(default_factory=dict)
+    debugs: dict[RegionId, Debug | None] = field(default_factory=dict)
+    meanings: dict[ResourceName, Meaning | None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) for each in fields(self))
+
+    def __or__(self, later: "Change") -> "Change":
+        """Both in one, where `later` has the last word."""
+        return Change(
+            **{
+                each.name: getattr(self, each.name) | getattr(later, each.name)
+                for each in fields(self)
+            }
+        )

@@ -1,0 +1,125 @@
+"""Which part of a change takes trust away, and which gives it: chosen here, and nowhere else.
+
+What takes trust away only ever makes the ledger refuse more: a region is DIRTY or FAULTED, a claim
+may have been used, a pod uses a region, an image is on it, memory is to be cleared, a card is out
+of service. It holds in memory at once, written or not. All else gives some: a region is clean or
+programmed, a device has an owner or none, a pod is gone. So do the first step of work on hardware
+and a hand-over: they hold, and go on, only once they are written (`State.commit`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Final, Protocol
+
+from fpga_plugin.allocation.journal.records import (
+    Change,
+    Claim,
+    Condition,
+    Epoch,
+    Holder,
+    RegionRecord,
+    Tenancy,
+    TenancyKey,
+)
+from fpga_plugin.ids import ClaimUid, DeviceId
+
+
+class Known(Protocol):
+    """What holds before the change."""
+
+    claims: dict[DeviceId, Claim]
+    holders: dict[ClaimUid, Holder]
+
+    @property
+    def tenancies(self) -> Mapping[TenancyKey, Tenancy]:
+        """All that are in force."""
+
+    def claim_of(self, key: TenancyKey) -> Claim | None:
+        """The allocation of a tenancy; None: it ended, or is not made yet."""
+
+
+def parted(change: Change, known: Known) -> tuple[Change, Change]:
+    """What of a change takes trust away, and the rest, which gives some."""
+    taking, giving = Change(), Change()
+    for kind in fields(Change):
+        takes = _TAKES[kind.name]
+        for key, value in getattr(change, kind.name).items():
+            part = taking if takes(known, taking, key, value) else giving
+            getattr(part, kind.name)[key] = value
+    return taking, giving
+
+
+def _epoch(_known: Known, _taking: Change, epoch: Epoch, told: str) -> bool:
+    return epoch in {Epoch.KUBELET, Epoch.LOST} or (epoch is Epoch.CLAIMS and bool(told))
+
+
+def _claim(known: Known, _taking: Change, device: DeviceId, claim: Claim | None) -> bool:
+    """One that kubelet's records show takes its device from others; one in force is used more."""
+    if claim is None:
+        return False
+    before = known.claims.get(device)
+    if before is None:
+        return claim.exposed
+    return (
+        claim.generation == before.generation
+        and claim.poststops == before.poststops
+        and claim.prestarts >= before.prestarts
+        and (claim.exposed, claim.touched) >= (before.exposed, before.touched)
+        and claim.started <= before.started
+        and before.pod in {None, claim.pod}
+    )
+
+
+def _region(_known: Known, _taking: Change, _region: object, record: RegionRecord) -> bool:
+    """A region that is DIRTY is given to nobody before work on it begins, which is written.
+
+    So FAULTED that becomes DIRTY gives nothing either.
+    """
+    return record.condition in {Condition.DIRTY, Condition.FAULTED}
+
+
+def _tenancy(known: Known, taking: Change, key: TenancyKey, tenancy: Tenancy | None) -> bool:
+    """It begins, or its pod may have used the region; that of an allocation belongs to it."""
+    if tenancy is None:
+        return False
+    before = known.tenancies.get(key)
+    if before is not None:
+        return tenancy.used >= before.used and tenancy.left <= before.left
+    made = (claim.generation for claim in taking.claims.values() if claim is not None)
+    return known.claim_of(key) is not None or key.allocation in made
+
+
+def _holder(known: Known, taking: Change, uid: ClaimUid, holder: Holder | None) -> bool:
+    """It is not prepared any more, or kubelet's record shows it with devices that are adopted."""
+    if holder is None or holder.boot or holder.ended:
+        return False
+    before = known.holders.get(uid)
+    if before is not None and not before.ended:
+        return holder == replace(before, boot="")
+    return all(device in taking.claims for device in holder.devices)
+
+
+def _flag(_known: Known, _taking: Change, _key: object, on: object) -> bool:
+    return bool(on)
+
+
+def _no(_known: Known, _taking: Change, _key: object, _value: object) -> bool:
+    return False
+
+
+_TAKES: Final[Mapping[str, Callable[[Known, Change, Any, Any], bool]]] = {
+    "epochs": _epoch,
+    "claims": _claim,
+    "regions": _region,
+    "debts": _flag,
+    "drained": _flag,
+    "rebinding": _no,  # the step is the rebind
+    "tenancies": _tenancy,
+    "resources": _flag,
+    "strays": _no,
+    "holders": _holder,
+    "images": _flag,
+    "debugs": _no,
+    "meanings": _no,
+}
+"""By the field of `Change`, in its order: a claim's tenancies and holder come after it."""

@@ -1,0 +1,190 @@
+"""The ledger: who has what, and what is on it. Pure state, no I/O but the journal's.
+
+Every method is one step: it checks, and makes one change. What of it takes trust away holds at
+once, what gives trust once it is written (`trust`): memory is never less strict than what a restart
+would read. All methods belong to the event loop and take microseconds.
+
+A claim is kept per device id. Ownership of a region follows from the claims on it and on its card;
+condition is a fact of its own (docs/architecture.md, "Two facts for each region").
+
+`Ledger` is the state (`State`: the facts, and what can be asked of them) with its parts. Four parts
+make steps, each for one side: kubelet by the device plugin API (`allocations`), ResourceClaims
+(`resource_claims`), work on regions (`work`), and hardware (`hardware`). `obstacles` says what
+stands against a device, and `naming` what devices are called.
+"""
+
+from dataclasses import replace
+
+from msgspec import UNSET
+
+from fpga_plugin.allocation.allocations import Allocations
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.allocation.hardware import Hardware
+from fpga_plugin.allocation.journal.journal import JournalWriter
+from fpga_plugin.allocation.journal.records import (
+    CLEAN,
+    Change,
+    Claim,
+    Condition,
+    Debug,
+    Epoch,
+    RegionRecord,
+    Tenancy,
+)
+from fpga_plugin.allocation.names import (
+    DELETE_THE_POD,
+    MAY_COME_BACK,
+    card_of,
+    is_card,
+    resource_names,
+)
+from fpga_plugin.allocation.naming import Naming
+from fpga_plugin.allocation.obstacles import Obstacles
+from fpga_plugin.allocation.resource_claims import ResourceClaims
+from fpga_plugin.allocation.state import State
+from fpga_plugin.allocation.work import Work
+from fpga_plugin.ids import RegionId
+from fpga_plugin.settings.settings import ScrubPolicy
+
+__all__ = ["DELETE_THE_POD", "MAY_COME_BACK", "Ledger", "card_of", "is_card", "resource_names"]
+
+
+class Ledger(State):
+    """See the module.
+
+    Args:
+        prefix: of resources.
+        journal: keeps every change.
+        snapshot: what the journal knew.
+        boot_id: of the node, now.
+        scrub: whether a region may be given out without a blank bitstream.
+        exposure: which cards the operator gives to nobody new.
+        functions: regions are handed over with the preprogrammed functions that are on them.
+        aliases: resources may be called by aliases of interface ids.
+        claims: ResourceClaims are served (DRA); else pods by the device plugin API.
+        claims_unknown: why ResourceClaims may have devices that the journal lacks.
+        owners_known: this very journal served this API last: kubelet's records name no owner that
+            it lacks.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        journal: JournalWriter,
+        snapshot: Change,
+        boot_id: str,
+        scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
+        exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
+        functions: bool = False,
+        aliases: bool = False,
+        claims: bool = False,
+        claims_unknown: str = "",
+        owners_known: bool = False,
+    ) -> None:
+        """Take up what the journal knew.
+
+        A region that was left unblanked is DIRTY where `scrub` now requires a blank, unless regions
+        are served by their preprogrammed `functions`. What resources were called by `aliases` holds
+        where they are wanted, until the store's manifest says otherwise.
+
+        In another boot nothing that it says about conditions holds, and no container of before
+        runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
+        without an Allocate), but count as not started.
+        """
+        super().__init__(journal)
+        self.boot_id = boot_id
+        unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
+        self.naming = Naming(self, prefix=prefix, functions=functions)
+        self.obstacles = Obstacles(
+            self,
+            exposure=exposure,
+            offered=CLEAN if unblanked else frozenset({Condition.BLANK}),
+            naming=self.naming,
+            claims=claims,
+        )
+        self.allocations = Allocations(self, self.obstacles, self.naming)
+        self.resource_claims = ResourceClaims(self, self.obstacles, self.naming, boot_id=boot_id)
+        self.work = Work(self, self.naming)
+        self.apply(snapshot)
+        # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
+        self.inherited = set(self.claims)
+        self._take_up(snapshot, prefix, unblanked=unblanked, aliases=aliases)
+        if claims_unknown and not self.claims_unknown:
+            self.commit(Change(epochs={Epoch.CLAIMS: claims_unknown}))
+        # Else kubelet's records may name owners that it lacks: nothing is given out before they
+        # were read.
+        owners_known = owners_known and not self.claims_unknown
+        if not owners_known:
+            self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
+        self.hardware = Hardware(self, self.naming, owners_known=owners_known)
+
+    def _take_up(self, snapshot: Change, prefix: str, *, unblanked: bool, aliases: bool) -> None:
+        """What holds of it no more in this boot, and by these settings."""
+        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id
+        change = Change(epochs={} if same_boot else {Epoch.BOOT: self.boot_id})
+        for claim in self.claims.values():
+            # What a ResourceClaim has nobody uses before it is prepared in this boot.
+            by_claim = self.holder_of(claim.device) is not None
+            taken = _claim_at_start(claim, same_boot=same_boot, exposed=not by_claim)
+            if taken != claim:
+                change.claims[claim.device] = taken
+        change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
+        change.debugs = self._debugs_over(same_boot=same_boot)
+        held = {claim.resource for claim in self.claims.values()}
+        for name, meaning in self.meanings.items():
+            if not (aliases and name.partition("/")[0] == prefix):
+                change.meanings[name] = replace(meaning, current=False) if name in held else None
+        if not same_boot:
+            change.strays = dict.fromkeys(self.strays, 0)
+        for tenancy in self.tenancies.values():
+            if (now := self._tenancy_at_start(tenancy, same_boot=same_boot)) != tenancy:
+                change.tenancies[tenancy.key] = now
+        self.commit(change)
+
+    def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
+        """In another boot no process of before runs; what is still allocated may be used unseen."""
+        if same_boot:
+            return tenancy
+        if (claim := self.claim_of(tenancy.key)) is None:
+            return None
+        used = self.holder_of(claim.device) is None
+        return replace(tenancy, used=used, left=False, cgroups=(), numbers=UNSET)
+
+    def _records_at_start(
+        self, *, unblanked: bool, same_boot: bool
+    ) -> dict[RegionId, RegionRecord]:
+        """Those that do not hold as they were written."""
+        return {
+            record.region: taken_up
+            for record in self.regions.values()
+            if (taken_up := _record_at_start(record, unblanked=unblanked, same_boot=same_boot))
+            != record
+        }
+
+    def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, Debug | None]:
+        """In another boot nothing is as its container left it; and an owner has his region."""
+        return {
+            region: None
+            for region, debug in self.debugs.items()
+            if not same_boot or (debug.until and self.region_claim(region) is not None)
+        }
+
+
+def _claim_at_start(claim: Claim, *, same_boot: bool, exposed: bool) -> Claim:
+    if same_boot:
+        return claim
+    return replace(claim, started=False, touched=False, exposed=exposed, prestarts=0, poststops=0)
+
+
+def _record_at_start(record: RegionRecord, *, unblanked: bool, same_boot: bool) -> RegionRecord:
+    reason = ""
+    if not same_boot:
+        reason = "the node booted"
+    elif record.condition is Condition.SCRUBBING:
+        reason = "the plugin ended while it worked on the region"
+    elif record.condition is Condition.UNBLANKED and not unblanked:
+        reason = "a blank bitstream is required now"
+    if not reason:
+        return record
+    return replace(record, condition=Condition.DIRTY, reason=reason, afu_id=None)

@@ -1,0 +1,160 @@
+"""What is advertised, derived from the ledger by the table in docs/architecture.md.
+
+Lists of a thousand devices are asked for after every small change, so each card's share is kept and
+only what changed is derived again. A list that is the same is the same object: most changes of the
+ledger change no list, and telling that must not take a comparison of a thousand devices.
+"""
+
+from collections.abc import Iterator
+
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.journal.records import Mode
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import (
+    CardId,
+    DeviceId,
+    ResourceKind,
+    ResourceName,
+    device_order,
+)
+from fpga_plugin.settings.settings import Advertise
+
+
+class DeviceLists:
+    """The device list of each resource."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        prefix: str,
+        advertise: Advertise,
+    ) -> None:
+        self._ledger = ledger
+        self._prefix = prefix
+        self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
+        self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
+        self._order: list[CardId] | None = None
+        self._kinds = {
+            Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
+            Advertise.REGION: frozenset({ResourceKind.REGION}),
+            Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
+            Advertise.AF: frozenset({ResourceKind.AF}),
+        }[advertise]
+        self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
+        # Resources that had a claim in this life.
+        self._owned: set[ResourceName] = {c.resource for c in ledger.claims.values()}
+        self._registered: tuple[ResourceName, ...] = ()
+        self._counted = (0, 0, 0)
+        ledger.subscribe(self._changed)
+
+    def _changed(self, card: CardId | None) -> None:
+        if card is not None:
+            self._stale.add(card)
+            self._owned.update(claim.resource for claim in self._ledger.claims_on(card))
+
+    def resources(self) -> tuple[ResourceName, ...]:
+        """Resources to register: what was ever registered, less what never may be.
+
+        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, of another prefix, or by
+        another name than its interface id has now (`ledger.aliases`), is registered only where
+        there is, or in this life was, a claim of it, so that its pods are re-admitted, or where it
+        was registered in this life.
+
+        Derives no list: this is asked for while kubelet waits for its Allocate.
+        """
+        ledger = self._ledger
+        counted = (len(ledger.resources), len(self._owned), ledger.renamed)  # all only grow
+        if counted != self._counted:
+            self._counted = counted
+            self._registered = tuple(
+                name
+                for name in sorted(ledger.resources | self._owned)
+                if self._wanted(name) or name in self._owned or name in self._registered
+            )
+        return self._registered
+
+    def _wanted(self, name: ResourceName) -> bool:
+        resource = self._ledger.naming.resource(name)
+        if resource is None or resource.domain != self._prefix or resource.kind not in self._kinds:
+            return False
+        if resource.kind is ResourceKind.AF:
+            return True
+        return resource.alias == self._ledger.aliases.get(resource.interface_id)
+
+    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
+        """One resource's list, in device order."""
+        self._renew()
+        if (known := self._lists.get(resource)) is not None:
+            return known
+        if self._order is None:
+            self._order = sorted(self._shares, key=device_order)
+        listed: list[AdvertisedDevice] = []
+        for card in self._order:
+            listed += self._shares[card].get(resource, ())
+        self._lists[resource] = tuple(listed)
+        return self._lists[resource]
+
+    def _renew(self) -> None:
+        """Derive anew what changed."""
+        for card in self._stale:
+            self._renew_card(card)
+        self._stale.clear()
+
+    def _renew_card(self, card: CardId) -> None:
+        """Derive a card's share anew, and forget the lists that it changes."""
+        before, share = self._shares.get(card, {}), self._share(card)
+        for resource in before.keys() | share.keys():
+            if before.get(resource) != share.get(resource):
+                self._lists.pop(resource, None)
+        if bool(before) != bool(share):
+            self._order = None
+        if share:
+            self._shares[card] = share
+        else:
+            self._shares.pop(card, None)
+
+    def _share(self, card_id: CardId) -> dict[ResourceName, tuple[AdvertisedDevice, ...]]:
+        ledger = self._ledger
+        card = ledger.cards.get(card_id)
+        listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+        numa = None if card is None else card.numa_node
+        for claim in ledger.claims_on(card_id):
+            listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
+                claim.device, self._healthy(claim.device, Stops.OWNER), numa
+            )
+        if card is not None and card_id not in ledger.drained:
+            for resource, device in self._free(card):
+                listed.setdefault(resource, {})[device.id] = device
+        return {
+            resource: tuple(devices[d] for d in sorted(devices, key=device_order))
+            for resource, devices in listed.items()
+        }
+
+    def _free(self, card: Card) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
+        """What of a card nobody has, and anybody may ask for."""
+        ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
+        free = [region for region in card.regions if DeviceId(region.id) not in ledger.claims]
+        if ResourceKind.AF in self._kinds:
+            for region in free if mode is not Mode.WHOLE else ():
+                if (resource := ledger.naming.function_resource(region.id)) is not None:
+                    device = DeviceId(region.id)
+                    healthy = self._healthy(device, Stops.OFFER)
+                    yield resource, AdvertisedDevice(device, healthy, numa)
+            return
+        if not card.reprogrammable:
+            return
+        of_regions, of_card = ledger.naming.resources_of(card)
+        if mode is not Mode.WHOLE and self._wanted(of_regions):
+            for region in free:
+                device = DeviceId(region.id)
+                healthy = self._healthy(device, Stops.OFFER)
+                yield of_regions, AdvertisedDevice(device, healthy, numa)
+        if mode is Mode.FREE and self._wanted(of_card):
+            whole = DeviceId(card.id)
+            yield of_card, AdvertisedDevice(whole, self._healthy(whole, Stops.OFFER), numa)
+
+    def _healthy(self, device: DeviceId, what: Stops) -> bool:
+        return self._ledger.obstacles.first(device, what) is None

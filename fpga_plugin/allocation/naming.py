@@ -1,0 +1,230 @@
+"""Which resource a device is known as, and which function a region may be handed over with.
+
+Resources may be called by what people call their interface id: `region-<alias>` in place of
+`region-<id>`. The store's manifest gives the aliases, the operator says whether resources have them
+(FPGA_PLUGIN_INTERFACE_ALIASES). Free devices are listed under one name at a time, the alias where
+there is one. A claim keeps the name under which it was granted, and so its place on that list, for
+kubelet admits its pod again by it.
+
+What an alias stands for is in the journal: a claim's resource has to mean the same interface id for
+as long as the claim lives, whatever the manifest says by then, and while the store does not answer.
+So an alias that some pod has for one interface id is given to another only after that pod.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from fpga_plugin.allocation.journal.records import Change, Meaning
+from fpga_plugin.allocation.names import (
+    DELETE_THE_POD,
+    card_of,
+    function_name,
+    interface_names,
+    is_card,
+    is_function,
+    resource_names,
+)
+from fpga_plugin.allocation.state import State
+from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import (
+    AfuId,
+    Alias,
+    DeviceId,
+    InterfaceId,
+    RegionId,
+    Resource,
+    ResourceName,
+    aliased_name,
+    device_order,
+    known_resource,
+    parse_device_id,
+)
+
+
+class Naming:
+    """See the module.
+
+    Args:
+        state: of the ledger.
+        prefix: of resources.
+        functions: whether regions are handed over with the functions that are on them.
+    """
+
+    def __init__(self, state: State, *, prefix: str, functions: bool) -> None:
+        self._state = state
+        self.prefix = prefix
+        self.serves_functions = functions
+
+    def keeps(self, region: RegionId) -> bool:
+        """Whether what is on a region stays there: nothing is programmed, a blank neither.
+
+        Its owner's resource tells; without an owner, how the node's cards are served. What came
+        with a card's whole image stays in any case.
+        """
+        card = self._state.cards.get(card_of(region))
+        if card is not None and not card.reprogrammable:
+            return True
+        claim = self._state.region_claim(region)
+        return self.serves_functions if claim is None else is_function(claim.resource)
+
+    def function(self, region: RegionId) -> AfuId | None:
+        """The preprogrammed function that a region may be handed over with.
+
+        None where nothing tells what is on it, or where it was programmed for an owner and not
+        blanked since: a former owner's image is no function.
+        """
+        afu_id = self._state.functions.get(region)
+        return None if self.withheld(region) else afu_id
+
+    def withheld(self, region: RegionId) -> bool:
+        """Whether what is on a region may be a former owner's image, or the present one's.
+
+        Nobody programmed anything on a card that cannot be programmed. Elsewhere only a blank ends
+        it: an image shows the id that it likes, another than its file named, or another by now.
+        """
+        return self._owners_image(region, self._state.images.get(region, ()))
+
+    def _owners_image(self, region: RegionId, images: Collection[AfuId | None]) -> bool:
+        card = self._state.cards.get(card_of(region))
+        return bool(images) and (card is None or card.reprogrammable)
+
+    def function_resource(self, region: RegionId) -> ResourceName | None:
+        """The resource of a present region's function."""
+        afu_id, card = self.function(region), self._state.cards.get(card_of(region))
+        if afu_id is None or card is None:
+            return None
+        return function_name(self.prefix, card, afu_id)
+
+    def name_function(self, change: Change, region: RegionId, afu_id: AfuId) -> None:
+        """A function that a region turned out to hold is a resource from now on."""
+        card = self._state.cards.get(card_of(region))
+        images = set(self._state.images.get(region, ()))
+        for image, on in change.images.items():
+            if image.region == region:
+                (images.add if on else images.discard)(image.afu_id)
+        if card is None or not self.serves_functions or self._owners_image(region, images):
+            return
+        if (name := function_name(self.prefix, card, afu_id)) not in self._state.resources:
+            change.resources[name] = True
+
+    def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName]:
+        """What a card's regions, and the card as a whole, are given out as now."""
+        return resource_names(self.prefix, card, self._state.aliases.get(card.interface_id))
+
+    def resource(self, name: ResourceName) -> Resource | None:
+        """What a resource is a resource of; None: no name of this plugin's, or nothing tells.
+
+        Where the journal lost what an alias stood for, a claim's card has to tell.
+        """
+        parts = aliased_name(name)
+        if parts is None:
+            return known_resource(name)
+        if (meaning := self._state.meanings.get(name)) is not None:
+            interface_id = meaning.interface_id
+        else:
+            cards = (card_of(c.device) for c in self._state.claims.values() if c.resource == name)
+            card = next(
+                (self._state.cards[card] for card in cards if card in self._state.cards), None
+            )
+            if card is None:
+                return None
+            interface_id = card.interface_id
+        return Resource(parts.domain, parts.kind, interface_id, alias=parts.alias)
+
+    def named_resource(self, name: ResourceName) -> Resource:
+        """The same, of a resource that a claim has.
+
+        Raises:
+            RefusedError: nothing tells.
+        """
+        if (resource := self.resource(name)) is None:
+            raise RefusedError(
+                f"nothing tells which interface id {name} stands for", hint=DELETE_THE_POD
+            )
+        return resource
+
+    def device_resource(self, device: DeviceId) -> ResourceName | None:
+        """Under which resource a device is known: its claim's, else its card's."""
+        if (claim := self._state.claims.get(device)) is not None:
+            return claim.resource
+        return self.present_resource(device)
+
+    def present_resource(self, device: DeviceId) -> ResourceName | None:
+        """Under which resource a device would be given out now, whoever has it."""
+        if (card := self._state.cards.get(card_of(device))) is None:
+            return None
+        present = any(DeviceId(r.id) == device for r in card.regions)
+        if self.serves_functions:
+            return self.function_resource(RegionId(device)) if present else None
+        if not card.reprogrammable:
+            return None
+        of_regions, of_card = self.resources_of(card)
+        if is_card(device):
+            return of_card
+        return of_regions if present else None
+
+    def check_devices(self, resource: ResourceName, ids: Sequence[str]) -> tuple[DeviceId, ...]:
+        """The devices of a call, in device order, each once.
+
+        Raises:
+            UnknownDeviceError: the resource has no such device.
+        """
+        devices: set[DeviceId] = set()
+        for text in ids:
+            try:
+                device = parse_device_id(text)
+            except ValueError:
+                device = None
+            if device is None or self.device_resource(device) != resource:
+                raise UnknownDeviceError(
+                    f"{resource} has no device {quote(text)}",
+                    hint="its card was removed, or never was on this node; " + DELETE_THE_POD,
+                )
+            devices.add(device)
+        return tuple(sorted(devices, key=device_order))
+
+    def call_interfaces(
+        self, aliases: Mapping[InterfaceId, Alias]
+    ) -> Mapping[InterfaceId, tuple[Alias, ResourceName]]:
+        """From now on free devices of these interface ids are listed by their aliases.
+
+        Those of other ids are listed by the id. May be repeated.
+
+        Returns:
+            What could not be given, each with the resource that a pod still has for another id.
+
+        Raises:
+            JournalError: nothing has changed.
+        """
+        held = {claim.resource for claim in self._state.claims.values()}
+        waiting: dict[InterfaceId, tuple[Alias, ResourceName]] = {}
+        meant: dict[ResourceName, InterfaceId] = {}
+        for interface_id, alias in aliases.items():
+            names = interface_names(self.prefix, interface_id, alias)
+            others = [name for name in names if name in held and self._means(name) != interface_id]
+            if others:
+                waiting[interface_id] = (alias, others[0])
+            else:
+                meant |= dict.fromkeys(names, interface_id)
+        change = Change()
+        for name, meaning in self._state.meanings.items():
+            if name not in meant:
+                kept = replace(meaning, current=False) if name in held else None
+                if kept != meaning:
+                    change.meanings[name] = kept
+        for name, interface_id in meant.items():
+            if self._state.meanings.get(name) != (meaning := Meaning(interface_id, current=True)):
+                change.meanings[name] = meaning
+        called = {interface_id: aliases[interface_id] for interface_id in meant.values()}
+        for card in self._state.cards.values():
+            if card.reprogrammable and not self.serves_functions:
+                names = interface_names(
+                    self.prefix, card.interface_id, called.get(card.interface_id)
+                )
+                change.resources |= dict.fromkeys(set(names) - self._state.resources, True)
+        self._state.commit(change)
+        return waiting
+
+    def _means(self, name: ResourceName) -> InterfaceId | None:
+        return None if (known := self.resource(name)) is None else known.interface_id

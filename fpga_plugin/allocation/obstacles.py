@@ -1,0 +1,524 @@
+"""Why a device is not given out, not started, not scrubbed or not rebound: each reason, once.
+
+One function gives every reason that stands against a device (`Obstacles.of`), as values. The kind
+of each says what it stops (`Stops`). Lists, Allocate, Prepare, taints, scrubs, recovery, the
+operator's commands and status ask here and nowhere else; docs/architecture.md has the table, which
+is made from `Kind`.
+
+One reason cannot be told without looking at processes: `Kind.TENANCY` names pods whose processes
+may still have a region, and `CardOperations.living` says whether they do.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.allocation.journal.records import Claim, Condition, Debug
+from fpga_plugin.allocation.names import (
+    DELETE_THE_POD,
+    FUNCTIONS_HINT,
+    LEAVE_DRA,
+    MAY_COME_BACK,
+    NOT_READ,
+    card_of,
+    is_card,
+)
+from fpga_plugin.allocation.naming import Naming
+from fpga_plugin.allocation.state import State
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+
+AnyId: TypeAlias = DeviceId | RegionId | CardId
+"""A region's id and a card's are those of their devices."""
+
+ANOTHER_POD: Final = "the pod's controller makes a new pod, which is placed again"
+RUNBOOK: Final = "the operator finds what to do in docs/runbook.md"
+STATUS: Final = "see `fpga-plugin status`"
+
+
+class Stops(enum.Flag):
+    """What an obstacle stops. Nothing else is stopped by it."""
+
+    OFFER = enum.auto()
+    """A free device is Healthy on its list; with DRA, it has no taint."""
+    OWNER = enum.auto()
+    """A device that has an owner is Healthy on its list; with DRA, it has no taint."""
+    ALLOCATE = enum.auto()
+    """Somebody new is given the device."""
+    REPEAT = enum.auto()
+    """Allocate of a device that has an owner: to the same pod, or to its successor."""
+    CLAIM = enum.auto()
+    """A ResourceClaim is given the device."""
+    PREPARE = enum.auto()
+    """A ResourceClaim that has the device is prepared again."""
+    START = enum.auto()
+    """A container is handed the device."""
+    SCRUB = enum.auto()
+    """The region is scrubbed or programmed."""
+    REBIND = enum.auto()
+    """The driver of the card is taken off and put on again."""
+    BY_HAND = enum.auto()
+    """`fpga-plugin card program`."""
+
+
+_ANY: Final = Stops.OFFER | Stops.ALLOCATE | Stops.REPEAT
+_CARD: Final = _ANY | Stops.CLAIM | Stops.PREPARE | Stops.BY_HAND
+_WORK: Final = Stops.START | Stops.SCRUB | Stops.BY_HAND
+
+
+@enum.unique
+class Kind(enum.Enum):
+    """Which obstacle: what it stops, its taint with DRA (key=value), and what it means."""
+
+    GONE = (
+        _CARD | _WORK | Stops.OWNER,
+        "gone",
+        "The card or the region is not there, or not served.",
+    )
+    INCOMPLETE = (
+        _ANY | Stops.OWNER | Stops.CLAIM | Stops.PREPARE | Stops.START,
+        "incomplete",
+        "Of a whole card: some of its ports have no driver.",
+    )
+    KEPT = (
+        _ANY | _WORK | Stops.CLAIM | Stops.REBIND,
+        "faulted=kept",
+        "Nobody owns the region, and it is kept for debugging as its container left it.",
+    )
+    FAULTED = (
+        _ANY | _WORK | Stops.OWNER,
+        "faulted",
+        "Work on the region failed.",
+    )
+    FAILING = (
+        _ANY | _WORK | Stops.OWNER,
+        "faulted",
+        "The region's hardware fails.",
+    )
+    HUNG = (
+        _ANY | Stops.OWNER,
+        "faulted",
+        "The region's hardware fails, and a scrub may cure it.",
+    )
+    STRANGER = (
+        _CARD | _WORK | Stops.REBIND,
+        "held=node-lent",
+        "A pod was given a node of the region as another region's (invariant 10).",
+    )
+    RESOURCE_CLAIM = (
+        _ANY | Stops.OWNER,
+        "",
+        "A ResourceClaim has the device, and the device plugin API serves.",
+    )
+    POD = (
+        Stops(0),
+        "held=device-plugin",
+        "A pod has the device by the device plugin API, and DRA serves.",
+    )
+    FOREIGN = (
+        _CARD | _WORK | Stops.REBIND,
+        "held=another-plugin",
+        "Another plugin's pods have the card.",
+    )
+    REBINDING = (
+        _CARD | Stops.OWNER,
+        "held=rebinding",
+        "The driver of the card is being rebound.",
+    )
+    UNRECONCILED = (
+        _CARD | Stops.SCRUB | Stops.REBIND,
+        "held=owners-unknown",
+        "Who has the card is not known yet.",
+    )
+    DRAINED = (
+        Stops.ALLOCATE | Stops.CLAIM,
+        "drained",
+        "The operator takes the card out of service: what is free of it is on no list.",
+    )
+    EXPOSED = (
+        _ANY | Stops.CLAIM,
+        "exposed",
+        "The operator gives nobody a card that exposes memory.",
+    )
+    MODE = (
+        Stops.ALLOCATE | Stops.REPEAT,
+        "",
+        "The card is in use in the other mode: the device is on no list.",
+    )
+    NOT_CLEAN = (
+        Stops.OFFER,
+        "not-clean",
+        "The region was not scrubbed since its last owner.",
+    )
+    MEMORY = (
+        Stops.OFFER,
+        "memory-not-cleared",
+        "Of a whole card: its memory may hold a former owner's data.",
+    )
+    UNDECIDED = (
+        Stops.SCRUB | Stops.REBIND,
+        "",
+        "The region will be kept for debugging if its container failed.",
+    )
+    TENANCY = (
+        _WORK | Stops.REBIND,
+        "",
+        "Pods that had the region may still run: `CardOperations.living` says whether they do.",
+    )
+    OWNED = (
+        Stops.REBIND | Stops.BY_HAND,
+        "",
+        "It has an owner. (For its own container the owner's card is rebound nevertheless.)",
+    )
+    FIXED = (
+        Stops.BY_HAND,
+        "",
+        "What is on the region is handed over as it is.",
+    )
+
+    def __init__(self, stops: Stops, taint: str, meaning: str) -> None:
+        self.stops = stops
+        self.taint = taint
+        self.meaning = meaning
+
+
+FAILED: Final = frozenset({Kind.FAULTED, Kind.FAILING, Kind.HUNG})
+"""What the operator is told as a failure of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason.
+
+    Attributes:
+        kind: which, and so what it stops.
+        what: card, region or node.
+        why: the rest of the sentence.
+        tenant: what the pod's owner can do.
+        operator: what the node's operator can do.
+        cause: of a fault, what the hardware says.
+        device: of one that an owner causes, which device he has.
+    """
+
+    kind: Kind
+    what: str
+    why: str
+    tenant: str = ANOTHER_POD
+    operator: str = STATUS
+    cause: str = ""
+    device: DeviceId | None = None
+
+    @property
+    def message(self) -> str:
+        """What is so, in a sentence."""
+        return f"{self.what} {self.why}"
+
+    def refusal(self, *, operator: bool = False) -> RefusedError:
+        """The error for a tenant, or for an operator."""
+        return RefusedError(self.message, hint=self.operator if operator else self.tenant)
+
+
+class Obstacles:
+    """Every reason that stands against devices.
+
+    Args:
+        state: of the ledger.
+        exposure: which cards the operator gives to nobody new.
+        offered: the conditions in which a free region is given out.
+        naming: whether regions are handed over with what is on them.
+        claims: ResourceClaims are served (DRA); else pods by the device plugin API.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        exposure: ExposurePolicy,
+        offered: frozenset[Condition],
+        naming: Naming,
+        claims: bool,
+    ) -> None:
+        self._state = state
+        self.exposure = exposure
+        self.offered = offered
+        self._naming = naming
+        self._claims = claims
+
+    def against(self, what: Stops, device: AnyId) -> Iterator[Obstacle]:
+        """Those that stop this; of tenancies `CardOperations.living` has the last word."""
+        for one in self.of(device):
+            if what in one.kind.stops and one.kind is not Kind.TENANCY:
+                yield one
+
+    def first(self, device: AnyId, what: Stops) -> Obstacle | None:
+        """The most telling one that stops this; None: nothing does."""
+        return next(self.against(what, device), None)
+
+    def check(self, device: AnyId, what: Stops) -> None:
+        """Refuse it to a tenant.
+
+        Raises:
+            RefusedError: something stops it.
+        """
+        if (obstacle := self.first(device, what)) is not None:
+            raise obstacle.refusal()
+
+    def regions_of(self, device: DeviceId) -> tuple[Region, ...]:
+        """The present regions that a device stands for.
+
+        Raises:
+            RefusedError: its card, or one of its regions, is gone, or its card is not served.
+        """
+        card = self._state.cards.get(card_of(device))
+        regions = _regions(card, device)
+        for obstacle in self._of_presence(device, card, regions):
+            raise obstacle.refusal()
+        return regions
+
+    def check_grants(self, claim: Claim) -> None:
+        """Invariant 10: what the pod was given still leads to these regions, and to no other.
+
+        Raises:
+            RefusedError: they are not.
+        """
+        regions = self.regions_of(claim.device)
+        present = {region.id: region.grant for region in regions}
+        for region_id, granted in claim.grants.items():
+            grant = present.get(region_id)
+            if grant is None or not grant.reaches(granted):
+                raise RefusedError(
+                    f"device numbering changed since the pod was admitted: {region_id} was"
+                    f" {granted} and is {grant or 'gone'} now",
+                    hint="delete the pod",
+                )
+        if len(present) != len(claim.grants):
+            raise RefusedError(
+                f"card {claim.device} has other regions than when the pod was admitted",
+                hint="delete the pod",
+            )
+        for region in regions:
+            for obstacle in self._of_nodes(region):
+                raise obstacle.refusal()
+
+    def of(self, device: AnyId) -> Iterator[Obstacle]:
+        """All that stand against a device now, the most telling first."""
+        device = DeviceId(device)
+        state, whole = self._state, is_card(device)
+        card = state.cards.get(card_of(device))
+        regions = _regions(card, device)
+        yield from self._of_mode(device)
+        yield from self._of_presence(device, card, regions)
+        for region in regions:
+            yield from self._of_hardware(region)
+        for region in regions:
+            yield from self._of_nodes(region)
+        yield from self._of_owner(device)
+        yield from self._of_card(card_of(device))
+        if card is None:
+            return
+        if why := self.exposure.refusal(card, whole=whole):
+            yield Obstacle(
+                Kind.EXPOSED,
+                f"card {card.id}",
+                f"is not given {'as a whole' if whole else 'by region'}: {why}",
+                tenant=f"the operator allows it by that setting; {ANOTHER_POD}",
+                operator="change that setting (docs/security.md)",
+            )
+        for region in regions:
+            yield from self._of_contents(region)
+        if whole and card.id in state.debts and not state.claims_on(card.id):
+            yield Obstacle(Kind.MEMORY, f"card {card.id}", "has memory that is not cleared yet")
+        if self._naming.serves_functions or not card.reprogrammable:
+            yield Obstacle(
+                Kind.FIXED,
+                f"card {card.id}",
+                "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)"
+                if card.reprogrammable
+                else "cannot be reconfigured partially: its image is in its flash",
+                operator="set another FPGA_PLUGIN_ADVERTISE to program its regions"
+                if card.reprogrammable
+                else FUNCTIONS_HINT,
+            )
+
+    def _of_mode(self, device: DeviceId) -> Iterator[Obstacle]:
+        card, whole = card_of(device), is_card(device)
+        in_use = [c.device for c in self._state.claims_on(card) if is_card(c.device) != whole]
+        if in_use:
+            have = f"its regions {', '.join(sorted(in_use))} are" if whole else "the whole card is"
+            yield Obstacle(
+                Kind.MODE,
+                f"card {card}",
+                f"cannot be given {'as a whole' if whole else 'by region'}: {have} in use",
+                tenant=f"kubelet's view was out of date; {ANOTHER_POD}",
+            )
+
+    def _of_presence(
+        self, device: DeviceId, card: Card | None, regions: tuple[Region, ...]
+    ) -> Iterator[Obstacle]:
+        if card is None:
+            subject = f"card {card_of(device)}"
+            if (problem := self._state.problems.get(card_of(device))) is None:
+                yield Obstacle(Kind.GONE, subject, "is gone", MAY_COME_BACK)
+                return
+            # The remedy comes last: a command in it may be copied to the message's end.
+            remedy = f", or mend the card: {problem.hint}" if problem.hint else ""
+            yield Obstacle(
+                Kind.GONE,
+                subject,
+                f"is not served: {problem.message}",
+                DELETE_THE_POD + remedy,
+                problem.hint,
+            )
+        elif is_card(device) and not card.complete:
+            yield Obstacle(
+                Kind.INCOMPLETE,
+                f"card {card.id}",
+                f"shows {len(card.regions)} of its {card.ports} regions",
+                "wait until its driver has bound all ports",
+            )
+        elif not regions:
+            yield Obstacle(Kind.GONE, f"region {device}", "is gone from its card", MAY_COME_BACK)
+
+    def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
+        state, subject = self._state, f"region {region.id}"
+        if (kept := state.kept(region.id)) is not None:
+            end = f"`fpga-plugin card release {region.card}`"
+            why = kept_words(kept)
+            yield Obstacle(
+                Kind.KEPT,
+                subject,
+                f"is {why}",
+                f"{ANOTHER_POD}; the operator ends it with {end}",
+                f"{end} ends that",
+                cause=why,
+            )
+        record, fault = state.record(region.id), state.failing.get(region.id)
+        if record.condition is Condition.FAULTED:
+            yield _faulted(Kind.FAULTED, subject, record.reason or "faulted")
+        elif fault is not None:
+            kind = Kind.FAILING if fault.stops_work else Kind.HUNG
+            yield _faulted(kind, subject, fault.message)
+
+    def _of_nodes(self, region: Region) -> Iterator[Obstacle]:
+        if not (strangers := self._state.strangers(region)):
+            return
+        # Who still has an allocation can be deleted.
+        one = min(strangers, key=lambda each: each.left)
+        node = next((node for node in one.nodes if node in region.grant.nodes), "the device number")
+        subject = f"{node} of region {region.id}"
+        if not one.left:
+            hint = f"delete the pod that holds {one.region}"
+            yield Obstacle(
+                Kind.STRANGER,
+                subject,
+                f"is also open to the pod that was given {one.region} before the device numbers"
+                " changed",
+                hint,
+                hint,
+            )
+            return
+        hint = "see why that pod's processes do not end"
+        yield Obstacle(
+            Kind.STRANGER,
+            subject,
+            f"is also open to pod {one.pod}, which was given it as {one.region} and may still run",
+            hint,
+            hint,
+        )
+
+    def _of_owner(self, device: DeviceId) -> Iterator[Obstacle]:
+        state, whole = self._state, is_card(device)
+        card = card_of(device)
+        for claim in state.claims_on(card):
+            if not whole and claim.device not in {device, DeviceId(card)}:
+                continue
+            holder = state.holder_of(claim.device)
+            if holder is not None and not self._claims:
+                yield Obstacle(
+                    Kind.RESOURCE_CLAIM,
+                    claim.device,
+                    f"belongs to ResourceClaim {holder.full_name}",
+                    LEAVE_DRA,
+                    LEAVE_DRA,
+                )
+            elif holder is None and self._claims:
+                yield Obstacle(Kind.POD, claim.device, "belongs to a pod by the device plugin API")
+            yield Obstacle(Kind.OWNED, claim.device, "has an owner", device=claim.device)
+
+    def _of_card(self, card: CardId) -> Iterator[Obstacle]:
+        state, subject = self._state, f"card {card}"
+        if (why := state.foreign.get(card)) is not None:
+            yield Obstacle(Kind.FOREIGN, subject, f"is left alone: {why}", "")
+        if card in state.rebinding:
+            yield Obstacle(Kind.REBINDING, f"the driver of card {card}", "is being rebound")
+        # Of an owned device too: the claim of a damaged journal may be one that ended long ago.
+        if card in state.unreconciled:
+            yield Obstacle(
+                Kind.UNRECONCILED,
+                f"who has card {card}",
+                f"is not known: {state.claims_unknown or NOT_READ}",
+                LEAVE_DRA
+                if state.claims_unknown
+                else f"{ANOTHER_POD}; the plugin's log says what keeps it from reading them",
+                LEAVE_DRA
+                if state.claims_unknown
+                else "the plugin's log says what keeps it from reading them",
+            )
+        if card in state.drained:
+            end = f"`fpga-plugin card undrain {card}`"
+            yield Obstacle(
+                Kind.DRAINED,
+                subject,
+                "is being taken out of service",
+                f"{ANOTHER_POD}; the operator ends it with {end}",
+                f"{end} ends that",
+            )
+
+    def _of_contents(self, region: Region) -> Iterator[Obstacle]:
+        state, subject = self._state, f"region {region.id}"
+        claim, record = state.region_claim(region.id), state.record(region.id)
+        free = claim is None
+        if free and record.condition not in self.offered | {Condition.FAULTED}:
+            why = f": {record.reason}" if record.reason else ""
+            yield Obstacle(Kind.NOT_CLEAN, subject, f"is not clean yet{why}")
+        if region.id in state.debugs and state.kept(region.id) is None:
+            yield Obstacle(
+                Kind.UNDECIDED,
+                subject,
+                "is to be kept for debugging, if its container failed",
+                operator=f"`fpga-plugin card release {region.card}` ends that",
+                device=None if claim is None else claim.device,
+            )
+        if pods := sorted({one.pod for one in state.tenancies.left(region.id) if one.pod}):
+            yield Obstacle(
+                Kind.TENANCY,
+                subject,
+                f"may still be used by pod {', '.join(pods)}, which had it",
+                operator="see why that pod's processes do not end",
+            )
+
+
+def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
+    """Those of a device that are there."""
+    there = () if card is None else card.regions
+    return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
+
+
+def kept_words(kept: Debug) -> str:
+    """Why a region that is kept is given to nobody, for people."""
+    whose = f"{kept.namespace}/{kept.name}"
+    return f"kept for debugging as pod {whose} left it, whose {kept.failure}"
+
+
+def _faulted(kind: Kind, subject: str, cause: str) -> Obstacle:
+    return Obstacle(
+        kind,
+        subject,
+        f"is faulted: {cause}",
+        f"{RUNBOOK}; {DELETE_THE_POD}",
+        "see docs/runbook.md",
+        cause,
+    )

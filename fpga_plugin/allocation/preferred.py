@@ -1,0 +1,175 @@
+"""GetPreferredAllocation: which devices to take, so that whole cards stay whole.
+
+Of all choices that contain what must be included, the best one in this order, each criterion only
+among those that the ones before leave equal:
+
+1. fewest devices that are not listed, then fewest Unhealthy ones, then fewest that have an owner
+   (what is Healthy and free is clean);
+2. fewest NUMA nodes, those of what must be included among them;
+3. most devices on cards that are partitioned already, or of which a device must be included;
+4. fewest cards, those of what must be included among them;
+5. the smallest ids, compared as the sorted list of what is chosen beyond what must be included.
+
+The choice is exact but for one bound: where the best number of NUMA nodes leaves more than
+`MAX_NODE_SETS` sets of nodes to compare, which needs more nodes than machines with cards have, only
+the first ones are compared.
+
+Ids that the plugin does not know come last and are no error: kubelet fails the pod on an error, for
+ever.
+"""
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.journal.records import Mode
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.ids import CardId, DeviceId, device_order
+
+MAX_NODE_SETS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is taken already: its cards and NUMA nodes cost nothing more.
+
+    `required` are the cards of which a device must be included: they count as partitioned.
+    """
+
+    required: frozenset[CardId]
+    cards: frozenset[CardId]
+    nodes: frozenset[int | None]
+
+
+def preferred(
+    ledger: Ledger,
+    listed: Sequence[AdvertisedDevice],
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+) -> list[str]:
+    """Choose `size` of `available`, `must_include` first.
+
+    Returns fewer where there are not enough, and the first of `must_include` where it is longer
+    than `size`.
+    """
+    known = {device.id: device for device in listed}
+    taken = list(dict.fromkeys(must_include))[: max(size, 0)]
+    offered = [text for text in dict.fromkeys(available) if text not in set(taken)]
+    fixed = [known[DeviceId(text)] for text in taken if DeviceId(text) in known]
+    required = frozenset(card_of(device.id) for device in fixed)
+    groups: dict[tuple[bool, bool], list[AdvertisedDevice]] = {}
+    for text in offered:
+        if (device := known.get(DeviceId(text))) is not None:
+            rank = (not device.healthy, device.id in ledger.claims)
+            groups.setdefault(rank, []).append(device)
+    for rank in sorted(groups):
+        missing = size - len(taken)
+        if missing <= 0:
+            break
+        chosen = groups[rank]
+        if len(chosen) > missing:
+            chosen = _choose(ledger, chosen, required, fixed, missing)
+        taken += [device.id for device in sorted(chosen, key=_order)]
+        fixed += chosen
+    unknown = sorted(text for text in offered if DeviceId(text) not in known)
+    return taken + unknown[: max(size - len(taken), 0)]
+
+
+def _order(device: AdvertisedDevice) -> tuple[object, ...]:
+    return device_order(device.id)
+
+
+def _choose(
+    ledger: Ledger,
+    group: Sequence[AdvertisedDevice],
+    required: frozenset[CardId],
+    fixed: Sequence[AdvertisedDevice],
+    missing: int,
+) -> list[AdvertisedDevice]:
+    """The best `missing` of a group that has more."""
+    taken = _Taken(
+        required,
+        frozenset(card_of(device.id) for device in fixed),
+        frozenset(device.numa_node for device in fixed),
+    )
+    group = sorted(group, key=_order)
+    index = {device.id: number for number, device in enumerate(group)}
+    best: tuple[tuple[object, ...], list[AdvertisedDevice]] | None = None
+    for nodes in _node_sets(group, taken, missing):
+        chosen = _from_nodes(ledger, [d for d in group if d.numa_node in nodes], taken, missing)
+        cards = {card_of(device.id) for device in chosen}
+        opened = sum(_open(ledger, taken, card_of(device.id)) for device in chosen)
+        rank = (-opened, len(cards - taken.cards), [index[device.id] for device in chosen])
+        if best is None or rank < best[0]:
+            best = rank, chosen
+    assert best is not None, "the group has enough devices, so some set of nodes has"
+    return best[1]
+
+
+def _node_sets(
+    group: Sequence[AdvertisedDevice], taken: _Taken, missing: int
+) -> Iterable[frozenset[int | None]]:
+    """The smallest sets of NUMA nodes, beside those that are taken, that can give enough."""
+    have = Counter(device.numa_node for device in group)
+    left = missing - sum(number for node, number in have.items() if node in taken.nodes)
+    others = [node for node, _ in have.most_common() if node not in taken.nodes]
+    fewest = 0
+    while left > sum(have[node] for node in others[:fewest]):
+        fewest += 1
+    # The nodes that have most come first, so the bound never leaves nothing.
+    sets = itertools.islice(itertools.combinations(others, fewest), MAX_NODE_SETS)
+    for nodes in sets:
+        if sum(have[node] for node in nodes) >= left:
+            yield taken.nodes | frozenset(nodes)
+
+
+def _open(ledger: Ledger, taken: _Taken, card: CardId) -> bool:
+    return card in taken.required or ledger.mode(card) is Mode.PARTITIONED
+
+
+def _from_nodes(
+    ledger: Ledger, devices: Sequence[AdvertisedDevice], taken: _Taken, missing: int
+) -> list[AdvertisedDevice]:
+    """As many as possible from cards that are open already, the rest from few other cards."""
+    opened = [d for d in devices if _open(ledger, taken, card_of(d.id))]
+    closed = [d for d in devices if not _open(ledger, taken, card_of(d.id))]
+    if len(opened) >= missing:
+        return _from_few_cards(opened, taken.cards, missing)
+    return sorted(opened + _from_few_cards(closed, taken.cards, missing - len(opened)), key=_order)
+
+
+def _from_few_cards(
+    devices: Sequence[AdvertisedDevice], free: frozenset[CardId], missing: int
+) -> list[AdvertisedDevice]:
+    """The smallest ids that can be had from the fewest cards, those of `free` not counted.
+
+    Goes through the devices in order and takes each one with which enough can still be had.
+    """
+    left = Counter(card_of(device.id) for device in devices)
+    used = set(free)
+    budget = 0
+    while missing > _most(left, used, budget):
+        budget += 1
+    chosen: list[AdvertisedDevice] = []
+    for device in devices:
+        if len(chosen) == missing:
+            break
+        card = card_of(device.id)
+        with_it = used | {card}
+        cost = len(with_it) - len(used)
+        if cost <= budget and missing - len(chosen) <= _most(left, with_it, budget - cost):
+            chosen.append(device)
+            used = with_it
+            budget -= cost
+        left[card] -= 1
+    return chosen
+
+
+def _most(left: Counter[CardId], used: set[CardId], more: int) -> int:
+    """How many devices the used cards and the best `more` others can still give."""
+    others = heapq.nlargest(more, (number for card, number in left.items() if card not in used))
+    return sum(left[card] for card in used) + sum(others)

@@ -1,0 +1,160 @@
+"""The work queue of cards: who sees that a card may have work adds it, one worker looks at it.
+
+As every controller has one (client-go's workqueue): a card that is added twice is looked at once, a
+card is worked on by one task at a time, and the worker looks at the present state, not at what
+changed. Nothing is worked on before kubelet's records were read (`sync`): until then nobody knows
+what is in use. The queue is made first of all and knows nobody; its worker comes with `start`.
+"""
+
+import asyncio
+import contextlib
+import enum
+from typing import Protocol
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.ids import CardId
+
+log = structlog.get_logger()
+
+FIRST_RETRY = 0.1
+"""Seconds until a card that has to wait is looked at again; doubles up to the interval."""
+
+
+class Outcome(enum.Enum):
+    """Of one look at a card."""
+
+    DONE = enum.auto()
+    """Something was done; there may be more."""
+
+    WAIT = enum.auto()
+    """There is work, but not yet: the card is looked at again after a while."""
+
+    NOTHING = enum.auto()
+    """There is no work, or none that time alone makes possible."""
+
+
+class CardWorker(Protocol):
+    """Does the work on a card. Belongs to the event loop."""
+
+    def has_work(self, card: CardId) -> bool:
+        """Whether the card is worth a task; takes microseconds."""
+
+    async def work(self, card: CardId) -> Outcome:
+        """Look at the card, and do what is to be done.
+
+        Raises:
+            FpgaPluginError: it cannot be done now; it is tried again.
+        """
+
+
+class CardQueue:
+    """Belongs to the event loop.
+
+    Args:
+        interval: the longest wait in seconds between two looks at what has to wait.
+    """
+
+    def __init__(self, *, interval: float) -> None:
+        self.interval = interval
+        self._worker: CardWorker | None = None
+        self._synced = False
+        self._life = 0
+        self._closing = False
+        self._added: set[CardId] = set()  # ever: `sync` looks at all of them
+        self._tasks: dict[CardId, asyncio.Task[None]] = {}
+        self._again: dict[CardId, asyncio.Event] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def start(self, worker: CardWorker) -> None:
+        """Let this worker look at the cards that are added from now on."""
+        self._worker = worker
+
+    @property
+    def synced(self) -> bool:
+        """Whether kubelet has told what is in use: what had begun may go on."""
+        return self._synced
+
+    @property
+    def life(self) -> int:
+        """Differs between any two lives of kubelet, of which the second may be synced too."""
+        return self._life
+
+    @property
+    def open(self) -> bool:
+        """Whether work may begin."""
+        return self._synced and not self._closing
+
+    def sync(self) -> None:
+        """Kubelet's records were read: look at every card."""
+        self._synced = True
+        for card in tuple(self._added):
+            self.add(card)
+
+    def unsync(self) -> None:
+        """Another kubelet: what is in use is not known."""
+        self._synced = False
+        self._life += 1
+
+    def busy(self, card: CardId) -> bool:
+        """Whether a task looks at the card, or waits to look at it again."""
+        return card in self._tasks
+
+    def add(self, card: CardId) -> None:
+        """Something changed about a card; there may be work."""
+        self._added.add(card)
+        if not self.open or self._worker is None:
+            return
+        if (again := self._again.get(card)) is not None:
+            again.set()
+        elif self._worker.has_work(card):
+            self._again[card] = asyncio.Event()
+            work = self._run(self._worker, card)
+            self._tasks[card] = asyncio.create_task(work, name=f"release {card}")
+
+    def add_later(self, card: CardId, seconds: float) -> None:
+        """Add a card after so many seconds."""
+
+        def due() -> None:
+            self._timers.discard(timer)
+            self.add(card)
+
+        timer = asyncio.get_running_loop().call_later(seconds, due)
+        self._timers.add(timer)
+
+    async def _run(self, worker: CardWorker, card: CardId) -> None:
+        backoff = Backoff(FIRST_RETRY, self.interval)
+        again = self._again[card]
+        try:
+            while self.open:
+                again.clear()
+                try:
+                    outcome = await worker.work(card)
+                except FpgaPluginError as error:  # such as a journal that cannot be written
+                    log.warning("release waits", card=card, error=str(error))
+                    outcome = Outcome.WAIT
+                if outcome is Outcome.DONE:
+                    backoff.reset()
+                elif outcome is Outcome.WAIT:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(backoff.delay()):
+                            await again.wait()
+                elif not again.is_set():
+                    break
+        except Exception:
+            log.exception("release stopped", card=card)
+        finally:
+            del self._again[card], self._tasks[card]
+
+    async def close(self) -> None:
+        """Begin nothing new and wait for what cannot be interrupted."""
+        self._closing = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        for again in self._again.values():
+            again.set()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks.values()))

@@ -1,0 +1,1 @@
+"""Reconcile: compare the allocations with kubelet's records of them."""

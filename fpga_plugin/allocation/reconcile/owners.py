@@ -1,0 +1,269 @@
+"""Whose devices these are: the ledger compared with kubelet's checkpoint, by one rule.
+
+At the first answer of each kubelet, at each later one, and right after each Allocate, which names
+no pod. Whatever the plugin knew before (a lost or exchanged journal, a card that was put in, a pod
+of another setting or API): a device that the checkpoint names and the ledger lacks is adopted, a
+claim whose pod is not known gets its pod, and one of another pod is released and made again. Until
+a card was compared nothing of it is given out (`Ledger.unreconciled`).
+
+An entry does not count if a call about the device was answered since kubelet wrote it: kubelet
+writes its checkpoint after it has its answer, and until then an entry may be that of a pod that
+ended. Nor does it count if its pod's cgroup is known to be gone, as the checkpoint keeps entries of
+dead pods; but the pod of an Allocate has no cgroup yet. Where two pods have entries for one device,
+the device's card is kept back until one of them is gone.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import granted_nodes
+from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.ids import CardId, DeviceId, PodUid, is_device_id
+from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
+from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry, Stamp
+
+log = structlog.get_logger()
+
+FIRST_LOOK, LONGEST_WAIT = 0.05, 30.0
+"""Seconds from Allocate to the first look, as kubelet writes within milliseconds; and between two
+looks in the end."""
+
+_UNREADABLE: Final[Stamp] = (0, 0, 0)
+"""In place of a stamp that could not be read: the next one that can be counts as it."""
+
+
+class Owners:
+    """Belongs to the event loop.
+
+    Args:
+        ledger: gets the owners.
+        cgroups: tell which pods are gone.
+        pods: reads kubelet's checkpoint.
+
+    Attributes:
+        adopted: how many claims were made of what the checkpoint names.
+    """
+
+    def __init__(self, ledger: Ledger, cgroups: PodCgroups, pods: PodDirectory) -> None:
+        self._ledger, self._cgroups, self._pods = ledger, cgroups, pods
+        self._answered: dict[DeviceId, Stamp | None] = {}
+        self._not_adopted: dict[CardId, str] = {}
+        self._reading = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._at_once = False
+        self._said = ""
+        self.adopted = 0
+
+    # ---------------------------------------------------------------- what others tell
+
+    def answered(self, devices: Iterable[DeviceId]) -> None:
+        """An Allocate or Deallocate of these is about to be answered.
+
+        What the checkpoint says of them by now is about others.
+        """
+        try:
+            stamp = self._pods.stamp()
+        except FpgaPluginError:
+            stamp = _UNREADABLE
+        self._answered |= dict.fromkeys(devices, stamp)
+        self._wake.set()
+
+    def new_kubelet(self) -> None:
+        """It starts containers without PreStart: high time to know whose claims these are."""
+        self._at_once = True
+        self._wake.set()
+
+    def card_changed(self, card: CardId) -> None:
+        """What kept it back may be gone."""
+        self._not_adopted.pop(card, None)
+
+    # ---------------------------------------------------------------- what others ask
+
+    @property
+    def unknown(self) -> bool:
+        """Whether there is a claim without a pod."""
+        return any(claim.pod is None for claim in self._ledger.pod_claims())
+
+    @property
+    def new_cards(self) -> bool:
+        """Whether there is a card of which kubelet's records were not read yet."""
+        present = self._ledger.unreconciled & self._ledger.cards.keys()
+        return bool(present - self._not_adopted.keys())
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether kubelet's records name somebody who keeps a card from being given out."""
+        return bool(self._ledger.foreign or self._not_adopted)
+
+    @property
+    def settled(self) -> set[CardId]:
+        """Present cards of which kubelet's checkpoint names nobody who is no owner."""
+        return self._ledger.cards.keys() - self._not_adopted.keys()
+
+    # ---------------------------------------------------------------- the comparison
+
+    async def read(self) -> Checkpoint:
+        """Compare the ledger with kubelet's checkpoint; returns what was read.
+
+        A stale entry is released later. What cannot become a claim keeps its card from being given
+        out, and is tried again until it can, or kubelet has forgotten it.
+
+        Raises:
+            NoSourceError: the checkpoint cannot be read.
+            JournalError: an owner cannot be written down.
+        """
+        async with self._reading:
+            before = Counter(self._ledger.activity)
+            checkpoint = await self._pods.checkpoint()
+            named = _by_device(checkpoint)
+            gone = await asyncio.to_thread(known_gone, self._cgroups, self._strangers(named))
+            self._compare(checkpoint, named, gone, before)
+            return checkpoint
+
+    def _strangers(self, named: Mapping[DeviceId, "_Holders"]) -> set[PodUid]:
+        """Pods that the ledger does not have as the owners of what the checkpoint names."""
+        claims = self._ledger.claims
+        return {
+            pod
+            for device, pods in named.items()
+            for pod in pods
+            if (claim := claims.get(device)) is None or claim.pod not in {None, pod}
+        }
+
+    def _compare(
+        self,
+        checkpoint: Checkpoint,
+        named: Mapping[DeviceId, "_Holders"],
+        gone: Collection[PodUid],
+        before: Mapping[DeviceId, int],
+    ) -> None:
+        ledger = self._ledger
+        problems: dict[CardId, str] = {}
+        for device in sorted(named):
+            # What came to the device meanwhile is newer than the record.
+            if ledger.activity[device] != before.get(device, 0):
+                continue
+            if self._is_older(device, checkpoint.stamp):
+                continue
+            holders = {pod: of for pod, of in named[device].items() if pod not in gone}
+            try:
+                self._learn(device, holders)
+            except JournalError:
+                raise
+            except FpgaPluginError as error:
+                if card_of(device) in ledger.cards:  # else it is asked about when it comes
+                    problems[card_of(device)] = f"{device} of pod {min(holders)}: {error}"
+        for card, problem in problems.items():
+            if self._not_adopted.get(card) != problem:
+                log.warning("claim not adopted", card=card, error=problem)
+        ledger.allocations.keep_back(problems)
+        self._not_adopted = problems
+        self._look_for_foreign(checkpoint)
+
+    def _is_older(self, device: DeviceId, stamp: Stamp | None) -> bool:
+        """Whether the checkpoint may be older than the last answered call about a device."""
+        if device not in self._answered:
+            return False
+        if self._answered[device] not in {_UNREADABLE, stamp}:
+            del self._answered[device]  # all that is written from now on is newer, too
+            return False
+        self._answered[device] = stamp
+        return True
+
+    def _learn(self, device: DeviceId, holders: "_Holders") -> None:
+        """Make kubelet's records and the ledger name one owner of a device.
+
+        Raises:
+            FpgaPluginError: they cannot.
+        """
+        ledger = self._ledger
+        claim = ledger.claims.get(device)
+        if claim is not None and claim.pod is None:
+            pods = [p for p, of in holders.items() if any(e.resource == claim.resource for e in of)]
+            if len(pods) == 1 and ledger.holder_of(device) is None:
+                ledger.allocations.bind_pod([device], pods[0])
+                log.debug("owner of a claim found", device=device, pod=pods[0])
+            return
+        if not holders or (claim is not None and claim.pod in holders):
+            return
+        if len(holders) > 1:
+            raise RefusedError(
+                f"kubelet's checkpoint names several pods: {', '.join(sorted(holders))}"
+            )
+        ((pod, entries),) = holders.items()
+        env = {name: nodes for each in entries for name, nodes in granted_nodes(each).items()}
+        if claim is None:
+            # Of a card that is not there yet the pod holds nodes, which another card may get.
+            ledger.allocations.adopt(entries[0].resource, device, pod, env)
+        elif ledger.holder_of(device) is not None:
+            raise RefusedError("a ResourceClaim has it, too")
+        else:
+            ledger.allocations.bind_pod([device], pod, env)
+        self.adopted += 1
+        log.warning("claim adopted", device=device, pod=pod)
+
+    def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
+        """Keep back the cards of which another plugin's pods may have devices."""
+        foreign = foreign_entries(checkpoint)
+        cards: dict[CardId, str] = {}
+        for card in self._ledger.cards.values():
+            if entries := entries_of(card, foreign):
+                # Kubelet writes them in another order each time.
+                resource, pod = min((entry.resource, entry.pod_uid) for entry in entries)
+                cards[card.id] = (
+                    f"pod {pod} holds devices of {resource} that another plugin gave it; drain the"
+                    " node of such pods"
+                )
+        if cards != self._ledger.foreign:
+            for card_id, reason in cards.items():
+                log.warning("card left alone", card=card_id, reason=reason)
+            self._ledger.hardware.set_foreign(cards)
+
+    # ---------------------------------------------------------------- after an Allocate
+
+    async def run(self) -> None:
+        """Look for the pods of claims, ever less often, until cancelled; with none read nothing."""
+        backoff = Backoff(FIRST_LOOK, LONGEST_WAIT)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.delay() if self.unknown else None):
+                    await self._wake.wait()
+                self._wake.clear()
+                backoff.reset()
+                if not self._at_once:
+                    continue
+                self._at_once = False
+            if self.unknown:
+                await self._look()
+
+    async def _look(self) -> None:
+        try:
+            await self.read()
+        except FpgaPluginError as error:  # a journal that cannot be written, too
+            if self._said != str(error):  # once for each new reason, not once a look
+                self._said = str(error)
+                log.warning("the owners of claims cannot be read", error=str(error))
+        else:
+            self._said = ""
+
+
+_Holders = Mapping[PodUid, Sequence[CheckpointEntry]]
+
+
+def _by_device(checkpoint: Checkpoint) -> dict[DeviceId, _Holders]:
+    """Who has each device, by kubelet's records."""
+    named: defaultdict[DeviceId, dict[PodUid, list[CheckpointEntry]]] = defaultdict(dict)
+    for entry in checkpoint.entries:
+        for device in map(DeviceId, filter(is_device_id, entry.devices)):
+            named[device].setdefault(entry.pod_uid, []).append(entry)
+    return dict(named)

@@ -1,0 +1,200 @@
+"""What is worth an Event, and about whom.
+
+A pod hears that its FPGA was not programmed and why; the node hears that a card failed, went or
+recovered. Kubelet tells a pod's name in none of its calls: it is taken from what was asked on the
+way, else from PodResources, in the background.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from grpclib.const import Status
+
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.errors import FpgaPluginError, NotFinishedError
+from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.kubernetes.events.broadcaster import Event, EventBroadcaster, Subject
+from fpga_plugin.kubernetes.names import PodName
+
+if TYPE_CHECKING:
+    from fpga_plugin.kubernetes.pod import Pod  # only where kubelet sends no environment
+
+MAX_LOOKUPS = 16
+"""Refusals whose pod's name is being looked up at a time; of more, no Event tells."""
+
+_FAILURES = {Status.INTERNAL, Status.UNKNOWN}
+
+
+class PodObserver(Protocol):
+    """Is told what pods are told. Must not raise."""
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        """A PreStart was not answered with OK."""
+
+    def served(self, devices: Sequence[DeviceId], claim: str) -> None:
+        """A ResourceClaim, by namespace and name, was prepared with these devices, or ended."""
+
+    def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A container is served, and may not be what its author means."""
+
+
+class EventRecorder:
+    """Belongs to the event loop.
+
+    Args:
+        events: where it goes; None: nowhere.
+        node_name: the node's name; without it there is no news about the node.
+        pods: tells names of pods.
+        observer: is told, too.
+    """
+
+    def __init__(
+        self,
+        events: EventBroadcaster | None,
+        *,
+        node_name: str | None,
+        pods: PodDirectory,
+        observer: PodObserver | None = None,
+    ) -> None:
+        self._observer = observer
+        self._events = events
+        self._node = None if node_name is None else Subject("Node", node_name, "", node_name)
+        self._pods = pods
+        self._lookups: set[asyncio.Task[None]] = set()
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        """A PreStart was refused, or failed. Work that goes on is no news."""
+        if self._observer is not None:
+            self._observer.refused(identity, devices, error)
+        if isinstance(error, NotFinishedError):
+            return
+        failed = error.status in _FAILURES
+        reason = "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused"
+        self._tell(identity, devices, reason, str(error))
+
+    def served(self, devices: Sequence[DeviceId], claim: str) -> None:
+        """A ResourceClaim was prepared, or ended: what was refused of it before is over."""
+        if self._observer is not None:
+            self._observer.served(devices, claim)
+
+    def named(self, names: Mapping[PodUid, PodName]) -> None:
+        """What the pods of a ResourceClaim are called."""
+        for uid, name in names.items():
+            self._pods.learn(uid, name)
+
+    def warned(
+        self,
+        identity: Identity,
+        devices: Sequence[DeviceId],
+        message: str,
+        *,
+        reason: str = "FpgaVariableUnknown",
+    ) -> None:
+        """A container is served, and may not be what its author means."""
+        if self._observer is not None:
+            self._observer.warned(identity, devices, message)
+        self._tell(identity, devices, reason, message)
+
+    def debugged(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
+        """What becomes of the region of a pod that is debugged."""
+        if self._events is not None:
+            self._about_pod(pod, name, reason, note)
+
+    def _tell(
+        self, identity: Identity, devices: Sequence[DeviceId], reason: str, note: str
+    ) -> None:
+        """Tell the pod, once its name is known."""
+        if self._events is None or identity.pod is None:
+            return
+        name = identity.name or self._pods.known(identity.pod)
+        if name is not None:
+            self._about_pod(identity.pod, name, reason, note)
+        elif len(self._lookups) < MAX_LOOKUPS:
+            task = asyncio.create_task(self._look_up(identity.pod, devices, reason, note))
+            self._lookups.add(task)
+            task.add_done_callback(self._lookups.discard)
+
+    async def _look_up(
+        self, pod: PodUid, devices: Sequence[DeviceId], reason: str, note: str
+    ) -> None:
+        """Find the name by the devices; where kubelet does not tell, the log has to do."""
+        try:
+            name = await self._pods.holder(devices)
+        except FpgaPluginError:
+            return
+        self._about_pod(pod, name, reason, note)
+
+    def _about_pod(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
+        assert self._events is not None, "asked for before"
+        self._events.record(
+            Event(
+                Subject("Pod", name.name, name.namespace, pod),
+                reason,
+                "Programming",
+                note,
+                warning=True,
+            )
+        )
+
+    def missed_prestart(
+        self,
+        pod: "Pod",
+        container: str,
+        devices: frozenset[str],
+        unscrubbed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Kubelet restarted and started a container without asking.
+
+        `unscrubbed`: devices on which something of an earlier pod was left.
+        """
+        if self._events is not None:
+            what = f"{', '.join(sorted(devices)[:3])} not programmed anew; restart the container"
+            what += " if that matters"
+            if unscrubbed:
+                what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"
+                what += " delete the pod"
+            self._events.record(
+                Event(
+                    Subject("Pod", pod.name, pod.namespace, pod.uid),
+                    "FpgaNotProgrammed",
+                    "Programming",
+                    f"container {container} was started without PreStart after kubelet's restart:"
+                    f" {what}",
+                    warning=True,
+                )
+            )
+
+    def card_failed(self, card: CardId, reason: str) -> None:
+        """A card, or a region of it, must not be used."""
+        self._about_node(f"card {card}: {reason}", "FpgaCardFailed", warning=True)
+
+    def card_recovered(self, card: CardId, what: str) -> None:
+        """It may be used again."""
+        self._about_node(f"card {card}: {what}", "FpgaCardRecovered", warning=False)
+
+    def node_unsuited(self, what: str) -> None:
+        """Kubelet or the container runtime may not do what pods with FPGAs take."""
+        self._about_node(what, "FpgaNodeUnsuited", warning=True)
+
+    def foreign_slices(self, what: str) -> None:
+        """Others write into the node's pool of devices."""
+        self._about_node(what, "FpgaForeignSlices", warning=True)
+
+    def _about_node(self, note: str, reason: str, *, warning: bool) -> None:
+        if self._events is not None and self._node is not None:
+            self._events.record(Event(self._node, reason, "HealthCheck", note, warning=warning))
+
+    async def close(self) -> None:
+        """Look up no more, post no more."""
+        for task in self._lookups:
+            task.cancel()
+        if self._lookups:
+            await asyncio.wait(self._lookups)
+        if self._events is not None:
+            await self._events.close()

@@ -1,0 +1,34 @@
+"""The end of claims that kubelet tells (Deallocate) or that its records show (reconcile)."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.ids import DeviceId, ResourceName
+
+log = structlog.get_logger()
+
+
+def release(
+    ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Sequence[str]
+) -> tuple[DeviceId, ...]:
+    """End the claims of these devices under a resource; others are passed over.
+
+    What their owners left is scrubbed in the background. Returns those that ended.
+
+    Raises:
+        JournalError: nothing has ended.
+    """
+    claims = {DeviceId(text): ledger.claims.get(DeviceId(text)) for text in ids}
+    pods = {
+        device: claim.pod
+        for device, claim in claims.items()
+        if claim is not None and claim.resource == resource
+    }
+    released = ledger.allocations.release(pods)
+    for device in released:
+        log.info("released", device=device, resource=resource, pod=pods[device])
+        queue.add(card_of(device))
+    return released

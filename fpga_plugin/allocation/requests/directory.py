@@ -1,0 +1,344 @@
+"""Which pod has these devices, and what is it? All that is asked about pods is asked here.
+
+Four sources know it, each of them a part:
+
+- kubelet's checkpoint: by devices, the pod's uid and its containers, init containers too;
+- PodResources: by devices, the pod's name; never that of a pod in which only plain init containers
+  have devices. It must not be asked inside Allocate, whose devices it would free;
+- kubelet's Pods API: by uid, the pod;
+- the API server: by name, the pod, whose uid has to be the one that was asked about.
+
+What is kept, in bounded memory, is the pods' names by uid, and what their containers ask for where
+that lasts as long as the pod: so a container restarts although the control plane is away. Neither a
+status is kept, nor anything else of an environment. Nothing is polled.
+
+The last two sources cost memory and time to import, so `sources` is imported at the first question
+to them.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from fpga_plugin.allocation.requests.identity import Identity, identify
+from fpga_plugin.errors import FpgaPluginError, NoSourceError
+from fpga_plugin.host.bounded import BoundedDict
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.kubernetes.kubelet.checkpoint import (
+    FILE_NAME,
+    Checkpoint,
+    Stamp,
+    read_checkpoint,
+    read_stamp,
+)
+from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.kubernetes.names import PodName
+
+if TYPE_CHECKING:
+    from fpga_plugin.allocation.requests.environment import ContainerRequests
+    from fpga_plugin.allocation.requests.sources import PodSources
+    from fpga_plugin.kubernetes.pod import Pod
+
+log = structlog.get_logger()
+
+KEPT_PODS: Final = 1024
+"""Pods of which something is remembered; kubelet runs 110 unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """What is known of a pod for as long as it lives.
+
+    Attributes:
+        name: what it is called.
+        requests: what each of its containers asks for; None where nobody read its spec, or where
+            that may change.
+    """
+
+    name: PodName
+    requests: "tuple[ContainerRequests, ...] | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAnswer:
+    """A pod as a source told it just now.
+
+    Attributes:
+        pod: spec and status.
+        source: `pods-api` or `api-server`.
+        exact: its status is that of the synchronisation in which kubelet calls PreStart; else it
+            may lag.
+    """
+
+    pod: "Pod"
+    source: str
+    exact: bool
+
+
+class PodDirectory:
+    """Belongs to the event loop.
+
+    Args:
+        kubelet_dir: where kubelet's checkpoint lies.
+        prefix: of our resources.
+        podresources: asks kubelet's PodResources; None: it is not asked.
+        pods_socket: of kubelet's Pods API; None: it is not asked.
+        kubeconfig: credentials for the API server; None: the plugin's service account.
+
+    Attributes:
+        podresources: see above.
+        answers: how often `pods-api`, `api-server` and what was `kept` told what a container asks
+            for, or its status, and how often `none` did.
+    """
+
+    def __init__(
+        self,
+        *,
+        kubelet_dir: str,
+        prefix: str,
+        podresources: PodResourcesClient | None = None,
+        pods_socket: str | None = None,
+        kubeconfig: str | None = None,
+    ) -> None:
+        self.podresources = podresources
+        self.answers: Counter[str] = Counter()
+        self._checkpoint = os.path.join(kubelet_dir, FILE_NAME)
+        self._prefix = prefix
+        self._pods_socket = pods_socket
+        self._kubeconfig = kubeconfig
+        self._sources: PodSources | None = None
+        self._known = BoundedDict[PodUid, KnownPod](KEPT_PODS)
+
+    def new_kubelet(self) -> None:
+        """Another life of kubelet, which may not have heard of its pods yet."""
+        if self._sources is not None:
+            self._sources.new_kubelet()
+
+    # ---------------------------------------------------------------- kubelet's checkpoint
+
+    async def checkpoint(self) -> Checkpoint:
+        """Kubelet's records of our resources; a missing file has no entries.
+
+        Raises:
+            NoSourceError: the file is there and cannot be read.
+        """
+        return await asyncio.to_thread(read_checkpoint, self._checkpoint, self._prefix)
+
+    def stamp(self) -> Stamp | None:
+        """The checkpoint's stamp, for one system call; None: there is no file.
+
+        Raises:
+            NoSourceError: not even that can be said.
+        """
+        return read_stamp(self._checkpoint)
+
+    async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
+        """Whose PreStart this is, as far as the checkpoint tells."""
+        try:
+            checkpoint = await self.checkpoint()
+        except FpgaPluginError as error:
+            log.warning("kubelet's checkpoint cannot be read", error=str(error))
+            return Identity()
+        return identify(checkpoint, resource, devices)
+
+    # ---------------------------------------------------------------- names
+
+    def known(self, uid: PodUid | None) -> PodName | None:
+        """What a pod is called, if it is known already."""
+        known = None if uid is None else self._known.get(uid)
+        return None if known is None else known.name
+
+    def learn(self, uid: PodUid, name: PodName) -> None:
+        """What a pod is called. Say so only of the pod that had the devices all the while.
+
+        PodResources knows no uids: a name that it tells is that of the pod which has the devices by
+        then.
+        """
+        known = self._known.get(uid)
+        self._known[uid] = KnownPod(name) if known is None else replace(known, name=name)
+
+    async def name(
+        self, identity: Identity, devices: Sequence[DeviceId], same: Callable[[], None]
+    ) -> PodName:
+        """The name of the pod that asks; it is asked for once a pod.
+
+        Args:
+            identity: who asks.
+            devices: of the call.
+            same: raises when the devices' claims are no longer those of the call.
+
+        Raises:
+            NoSourceError: nothing tells it.
+        """
+        if identity.pod is not None and (known := self._known.get(identity.pod)) is not None:
+            self._known.move_to_end(identity.pod)
+            return known.name
+        name = await self._ask_name(identity, devices)
+        same()  # else it may be the name of another pod that has the devices by now
+        if identity.pod is not None:
+            self.learn(identity.pod, name)
+        return name
+
+    async def _ask_name(self, identity: Identity, devices: Sequence[DeviceId]) -> PodName:
+        problems = []
+        if self._pods_socket is not None and identity.pod is not None:
+            try:
+                pod = await (await self._open()).from_kubelet(identity.pod)
+            except NoSourceError as error:
+                problems.append(error.message)
+            else:
+                return pod.full_name
+        try:
+            return await self.holder(identity.held.union(devices))
+        except NoSourceError as error:
+            raise NoSourceError("; ".join([*problems, error.message])) from error
+
+    async def holders(self) -> Mapping[str, frozenset[PodName]]:
+        """The names of the pods that have each device now, by PodResources.
+
+        Raises:
+            NoSourceError: it does not tell.
+        """
+        if self.podresources is None:
+            raise NoSourceError("kubelet's PodResources API is switched off")
+        found: dict[str, frozenset[PodName]] = {}
+        for one in await self.podresources.list_devices():
+            for device in one.devices:
+                names = found.get(device, frozenset())
+                found[device] = names | {PodName(one.namespace, one.pod)}
+        return found
+
+    async def holder(self, devices: Iterable[str]) -> PodName:
+        """The name of the pod that has one of these devices now, by PodResources.
+
+        Raises:
+            NoSourceError: it does not tell one pod.
+        """
+        held = await self.holders()
+        found = frozenset[PodName]().union(*(held.get(device, ()) for device in devices))
+        if len(found) != 1:
+            raise NoSourceError(
+                f"kubelet's PodResources API shows {'several pods' if found else 'no pod'} with the"
+                " devices"
+            )
+        (name,) = found
+        return name
+
+    # ---------------------------------------------------------------- pods
+
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> "Pod":
+        """A pod as it is now.
+
+        Args:
+            uid: of the pod.
+            held: all devices of ours that it holds, by which kubelet tells its name.
+
+        Raises:
+            NoSourceError: nothing tells it.
+        """
+        return (await self.read(uid, held)).pod
+
+    async def read(self, uid: PodUid, held: frozenset[str]) -> PodAnswer:
+        """A pod as it is now, from the best source that answers (`pod`).
+
+        Raises:
+            NoSourceError: none does.
+        """
+        sources = await self._open()
+        problems = []
+        if self._pods_socket is not None:
+            try:
+                pod = await sources.from_kubelet(uid)
+            except NoSourceError as error:
+                problems.append(error.message)
+            else:
+                return self._told(PodAnswer(pod=pod, source="pods-api", exact=True))
+        try:
+            name = self.known(uid) or await self.holder(held)
+        except NoSourceError as error:
+            problems.append(f"{error.message}, so that the API server cannot be asked by name")
+        else:
+            try:
+                pod = await sources.from_api_server(uid, name)
+            except NoSourceError as error:
+                problems.append(error.message)
+                self._doubt(uid)
+            else:
+                return self._told(PodAnswer(pod=pod, source="api-server", exact=False))
+        self.answers["none"] += 1
+        raise NoSourceError(
+            f"kubelet sent no environment, and no source tells the spec of pod {uid}:"
+            f" {'; '.join(problems)}",
+            hint=sources.hint,
+        )
+
+    async def requests(
+        self, uid: PodUid, held: frozenset[str]
+    ) -> tuple[KnownPod, PodAnswer | None]:
+        """What a pod's containers ask for, and the answer of which it was made, if just now.
+
+        Raises:
+            NoSourceError: nothing tells it.
+        """
+        known = self._known.get(uid)
+        if known is not None and known.requests is not None:
+            self._known.move_to_end(uid)
+            self.answers["kept"] += 1
+            return known, None
+        answer = await self.read(uid, held)
+        requests, lasting = (await self._open()).requests(answer.pod)
+        known = KnownPod(answer.pod.full_name, requests)
+        if lasting:
+            self._known[uid] = known
+        log.info(
+            "pod read",
+            source=answer.source,
+            pod=uid,
+            namespace=known.name.namespace,
+            name=known.name.name,
+            kept=lasting,
+        )
+        return known, answer
+
+    async def ended(self, uid: PodUid) -> bool:
+        """Whether a pod is gone or has ended; its processes may still be there.
+
+        The API server takes names, so it is asked of pods only whose spec was read, and lasts.
+        Static ones are not among them: somebody may delete its copy of such a pod, which ends
+        nothing.
+
+        Raises:
+            NoSourceError: it cannot be told.
+        """
+        known = self._known.get(uid)
+        name = None if known is None or known.requests is None else known.name
+        return await (await self._open()).ended(uid, name)
+
+    def _told(self, answer: PodAnswer) -> PodAnswer:
+        self.answers[answer.source] += 1
+        self.learn(answer.pod.uid, answer.pod.full_name)
+        return answer
+
+    def _doubt(self, uid: PodUid) -> None:
+        """The API server does not tell the pod by its name: ask for the name again."""
+        if uid in self._known and self._known[uid].requests is None:
+            del self._known[uid]
+
+    async def _open(self) -> "PodSources":
+        if self._sources is None:
+            made = await asyncio.to_thread(_open, self._pods_socket, self._kubeconfig)
+            self._sources = self._sources or made  # another question may have been first
+        return self._sources
+
+
+def _open(pods_socket: str | None, kubeconfig: str | None) -> "PodSources":
+    from fpga_plugin.allocation.requests.sources import (
+        PodSources,  # core/v1 messages: only where needed
+    )
+
+    return PodSources(pods_socket=pods_socket, kubeconfig=kubeconfig)

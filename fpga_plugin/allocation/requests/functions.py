@@ -1,0 +1,73 @@
+"""Which of a container's requests the preprogrammed functions of a call satisfy.
+
+Nothing is programmed for these: a request only says again what the resource's name said. The Intel
+plugin's pods of such resources have none, since its webhook takes the variables away.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from fpga_plugin.allocation.requests.parse import FpgaRequest, Target
+from fpga_plugin.errors import InvalidRequestError, RefusedError
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    InterfaceId,
+    RegionId,
+    ResourceName,
+    known_resource,
+)
+
+
+def assign_functions(
+    requests: Sequence[FpgaRequest],
+    targets: Sequence[Target],
+    interface_id: InterfaceId,
+    afu_id: AfuId,
+    resources: Collection[ResourceName],
+) -> Mapping[RegionId, FpgaRequest | None]:
+    """Which request each region of a call gets; None: none, it is handed over all the same.
+
+    Kubelet calls once a resource: what another of the container's `resources` may satisfy is
+    another call's.
+
+    Raises:
+        InvalidRequestError: there are requests, and none is for these devices' interface id.
+        RefusedError: one asks for another accelerator, there are more than regions, or a card has
+            another interface id than the resource.
+    """
+    changed = [target for target in targets if target.interface_id != interface_id]
+    if changed:
+        raise RefusedError(
+            f"the card of {changed[0].region} has the interface id {changed[0].interface_id} by"
+            f" now, and the pod was given a function for {interface_id}",
+            hint="delete the pod",
+        )
+    held = [one for one in map(known_resource, resources) if one is not None]
+    others = {(one.interface_id, one.afu_id and BitstreamId(one.afu_id)) for one in held}
+    elsewhere = {one.interface_id for one in held} - {interface_id}
+    result: dict[RegionId, FpgaRequest | None] = {target.region: None for target in targets}
+    fitting = [one for one in requests if one.interface_id == interface_id]
+    strange = [one for one in requests if one.interface_id not in elsewhere]
+    if strange and not fitting:
+        raise InvalidRequestError(
+            f"{strange[0].region_variable} asks for interface id {strange[0].interface_id}, but the"
+            f" allocated devices have {interface_id}",
+            hint="request the resource and the bitstream of the same interface id",
+        )
+    free = list(result)
+    for request in fitting:
+        if request.file_id == BitstreamId(afu_id):
+            if not free:
+                raise RefusedError(
+                    f"{request.region_variable}: the container asks more often for the function"
+                    f" {afu_id} than it has regions with it ({len(result)})",
+                    hint="raise the resource's limit, or remove requests",
+                )
+            result[free.pop(0)] = request
+        elif (request.interface_id, request.file_id) not in others:
+            raise RefusedError(
+                f"{request.region_variable} asks for {request.file_id}, but the region holds"
+                f" the function {afu_id}, and a region with a function is not programmed",
+                hint="ask for the resource of that accelerator, or remove the request",
+            )
+    return result

@@ -1,0 +1,363 @@
+"""What a container asks for: its FPGA_* environment variables, and which region gets what.
+
+`FPGA_REGION_<n>` with `FPGA_BITSTREAM_ID_<n>` (the name in the resource-configuration KEP) or
+`FPGA_AFU_<n>` (the Intel plugin's name) is one request; `FPGA_DRIVER_PARAMS_<n>` belongs to it.
+docs/requests.md has the rules.
+
+Names and values are the tenant's: any characters, any length. They leave this module only as typed
+values, and messages quote at most 64 characters of them. Numbers are compared as text, because
+`int` takes signs, blanks, underscores and foreign digits, and refuses more than 4300 digits.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from fpga_plugin.errors import MAX_QUOTED, InvalidRequestError, RefusedError, quote
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.ids import (
+    Alias,
+    BitstreamId,
+    DeviceId,
+    InterfaceId,
+    RegionId,
+    parse_alias,
+    parse_bitstream_id,
+    parse_interface_id,
+)
+
+_REGION: Final = "FPGA_REGION_"
+_BITSTREAM: Final = "FPGA_BITSTREAM_ID_"
+_AFU: Final = "FPGA_AFU_"
+_PARAMS: Final = "FPGA_DRIVER_PARAMS_"
+REQUEST_PREFIXES: Final = (_REGION, _BITSTREAM, _AFU, _PARAMS)
+"""What the names of request variables begin with.
+
+None is the beginning of another, so each variable is of one kind at most.
+"""
+
+_SUFFIX: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
+_DIGITS: Final = re.compile(r"[0-9]+", re.ASCII)
+
+_MAX_CLOCK_DIGITS: Final = 9
+"""More digits are no clock in MHz of anything, and need no number to say so."""
+
+_PARAMS_RULE: Final = "write name=value, separated by commas, without blanks: clock=400,debug=1"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBitstream:
+    """A bitstream that is asked for by what people call it.
+
+    Attributes:
+        alias: what they call it; which it is, the store's manifest says (`cards.targets`).
+        variable: by which it is asked for, cut to what a message may quote.
+    """
+
+    alias: Alias
+    variable: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.alias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FpgaRequest:
+    """One programmed region that a container asks for.
+
+    Attributes:
+        suffix: what its variables' names end with; letters, digits, `_`; of any length.
+        interface_id: the card that the bitstream is built for.
+        bitstream_id: which file of the store, or what people call it.
+        settings: driver parameters that override the defaults.
+    """
+
+    suffix: str
+    interface_id: InterfaceId
+    bitstream_id: BitstreamId | NamedBitstream
+    settings: DriverSettings = field(default_factory=DriverSettings)
+
+    @property
+    def file_id(self) -> BitstreamId:
+        """Which file of the store.
+
+        Raises:
+            InvalidRequestError: nobody has looked up what it is called.
+        """
+        if isinstance(self.bitstream_id, NamedBitstream):
+            raise no_such_name(self.bitstream_id, self.interface_id)
+        return self.bitstream_id
+
+    @property
+    def region_variable(self) -> str:
+        """`FPGA_REGION_<n>`, cut to what a message may quote."""
+        return _shown(_REGION + self.suffix)
+
+    @property
+    def params_variable(self) -> str:
+        """`FPGA_DRIVER_PARAMS_<n>`, cut to what a message may quote."""
+        return _shown(_PARAMS + self.suffix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A region of the present call.
+
+    Attributes:
+        region: the region that would be programmed.
+        device: what kubelet calls it: the region itself, or its card.
+        interface_id: what its card takes.
+    """
+
+    region: RegionId
+    device: DeviceId
+    interface_id: InterfaceId
+
+
+@dataclass(slots=True)
+class _Variables:
+    """The variables of one suffix, each parsed by itself."""
+
+    region: InterfaceId | None = None
+    bitstream: BitstreamId | NamedBitstream | None = None
+    afu: BitstreamId | NamedBitstream | None = None
+    settings: DriverSettings | None = None
+
+
+def is_request_variable(name: str) -> bool:
+    """Whether a variable is part of a request, by its name; the rest of the name may be wrong."""
+    return name.startswith(REQUEST_PREFIXES)
+
+
+def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
+    """All requests of a container's environment, in order of suffix.
+
+    Numbers come before other suffixes and in order of value, equal values in order of text. Each
+    variable's syntax is checked before any is held against another. Variables of other names,
+    `FPGA_DEVICE_...` among them, are ignored.
+
+    Raises:
+        InvalidRequestError: a name, a value or a combination is wrong; names the variable.
+    """
+    found = [
+        (kind, name[len(kind) :], value)
+        for name, value in env.items()
+        for kind in REQUEST_PREFIXES
+        if name.startswith(kind)
+    ]
+    variables: dict[str, _Variables] = {}
+    for kind, suffix, value in sorted(found, key=lambda v: (_suffix_order(v[1]), v[0])):
+        if not _SUFFIX.fullmatch(suffix):
+            raise InvalidRequestError(
+                f"the variable {quote(kind + suffix)} has a wrong name",
+                hint=f"after {kind} write a number or a name of A-Z, a-z, 0-9 and _",
+            )
+        of_suffix = variables.setdefault(suffix, _Variables())
+        _parse_value(of_suffix, kind, suffix, value)
+    return tuple(_pair(suffix, of_suffix) for suffix, of_suffix in variables.items())
+
+
+def assign(
+    requests: Sequence[FpgaRequest], targets: Sequence[Target]
+) -> Mapping[RegionId, FpgaRequest | None]:
+    """Which request each region of a call gets; None: it is handed over blank.
+
+    `targets` are the regions of the call's devices in order of (PCI address, port id), a whole card
+    counting as its regions. Each request, in order, goes to the first region of its interface id
+    that has none yet. Kubelet calls once a resource: requests for another interface id belong to
+    another call as long as one is for this one.
+
+    Returns:
+        One entry a region, in the order of `targets`.
+
+    Raises:
+        InvalidRequestError: there are requests, and none is for these devices' interface id.
+        RefusedError: there are more requests for this interface id than regions.
+    """
+    result: dict[RegionId, FpgaRequest | None] = {target.region: None for target in targets}
+    served = {target.interface_id for target in targets}
+    fitting = [request for request in requests if request.interface_id in served]
+    if requests and not fitting:
+        raise InvalidRequestError(
+            f"{requests[0].region_variable} asks for interface id {_ids(requests)}, but the"
+            f" allocated devices have {_ids(targets)}",
+            hint="request the resource and the bitstream of the same interface id",
+        )
+    for request in fitting:
+        free = next(
+            (
+                target.region
+                for target in targets
+                if target.interface_id == request.interface_id and result[target.region] is None
+            ),
+            None,
+        )
+        if free is None:
+            wanted = sum(r.interface_id == request.interface_id for r in fitting)
+            have = len({t.region for t in targets if t.interface_id == request.interface_id})
+            raise RefusedError(
+                f"{request.region_variable}: the container asks for {wanted} programmed regions of"
+                f" interface id {request.interface_id} and was given {have}",
+                hint="raise the resource's limit, or remove requests",
+            )
+        result[free] = request
+    return result
+
+
+def check_limits(
+    request: FpgaRequest, limits: ClockLimits | None, device: DeviceId | RegionId
+) -> None:
+    """Hold a request's driver parameters against what the device can do.
+
+    Raises:
+        RefusedError: it sets the clock of a card that has no documented way to set it.
+        InvalidRequestError: the clock is outside the card's limits.
+    """
+    clock = request.settings.clock
+    if clock is None:
+        return
+    if limits is None:
+        raise RefusedError(
+            f"{request.params_variable} sets clock, but {device} has no documented way to set its"
+            " user clock",
+            hint="remove clock: the bitstream's default applies",
+        )
+    if not limits.low <= clock <= limits.high:
+        raise InvalidRequestError(
+            f"{request.params_variable}: clock={clock} is outside the limits of {device}",
+            hint=f"use {limits.low} to {limits.high} (MHz)",
+        )
+
+
+def _suffix_order(suffix: str) -> tuple[int, int, str, str]:
+    """Sort key that compares numbers of any length by value, without making numbers of them."""
+    if not _DIGITS.fullmatch(suffix):
+        return 1, 0, "", suffix
+    digits = suffix.lstrip("0")
+    return 0, len(digits), digits, suffix
+
+
+def _parse_value(into: _Variables, kind: str, suffix: str, value: str) -> None:
+    variable = _shown(kind + suffix)
+    if not value:
+        raise InvalidRequestError(f"{variable} is empty", hint="set it, or remove it")
+    if kind == _PARAMS:
+        try:
+            into.settings = _parse_settings(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"{variable}: {error}", hint=_PARAMS_RULE) from None
+        return
+    try:
+        if kind == _REGION:
+            into.region = parse_interface_id(value)
+        elif kind == _BITSTREAM:
+            into.bitstream = _parse_bitstream(value, variable)
+        else:
+            into.afu = _parse_bitstream(value, variable)
+    except ValueError as error:
+        raise InvalidRequestError(f"{variable}={quote(value)}: {error}") from None
+
+
+def _parse_bitstream(value: str, variable: str) -> BitstreamId | NamedBitstream:
+    try:
+        return parse_bitstream_id(value)
+    except ValueError as error:
+        try:
+            return NamedBitstream(parse_alias(value), variable)
+        except ValueError as other:
+            msg = f"{error}; and {other}"
+            raise ValueError(msg) from None
+
+
+def no_such_name(named: NamedBitstream, interface_id: InterfaceId) -> InvalidRequestError:
+    """What is said of a name that the store's manifest does not give."""
+    return InvalidRequestError(
+        f"{named.variable}={quote(named.alias)}: neither a bitstream's id nor a name that the"
+        f" store's manifest gives to one of interface id {interface_id}",
+        hint="`fpga-plugin bitstream list` shows ids and names",
+    )
+
+
+def _parse_settings(value: str) -> DriverSettings:
+    """Read `clock=400,debug=1`.
+
+    Raises:
+        ValueError: an element, a name or a value is wrong; quotes the element, not all of `value`.
+    """
+    clock: int | None = None
+    debug = False
+    seen = set()
+    for element in value.split(","):
+        name, separator, setting = element.partition("=")
+        if not (name and separator and setting):
+            msg = f"{quote(element)} is not of the form name=value"
+            raise ValueError(msg)
+        if name in seen:
+            msg = f"{quote(name)} is there twice"
+            raise ValueError(msg)
+        seen.add(name)
+        if name == "clock":
+            clock = _parse_clock(setting)
+        elif name == "debug":
+            if setting not in {"0", "1"}:
+                msg = f"debug is {quote(setting)}, not 0 or 1"
+                raise ValueError(msg)
+            debug = setting == "1"
+        else:
+            msg = f"{quote(name)} is no driver parameter (clock, debug)"
+            raise ValueError(msg)
+    return DriverSettings(clock=clock, debug=debug)
+
+
+def _parse_clock(setting: str) -> int:
+    if not _DIGITS.fullmatch(setting):
+        msg = f"clock is {quote(setting)}, not a whole number of MHz"
+        raise ValueError(msg)
+    digits = setting.lstrip("0") or "0"
+    if len(digits) > _MAX_CLOCK_DIGITS:
+        msg = f"clock is {quote(setting)}: no card runs at so many MHz"
+        raise ValueError(msg)
+    return int(digits)
+
+
+def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
+    """Make one request of a suffix's variables.
+
+    Raises:
+        InvalidRequestError: one is missing, or two contradict each other.
+    """
+    region, bitstream, afu, params = (_shown(kind + suffix) for kind in REQUEST_PREFIXES)
+    if variables.region is None:
+        there = bitstream if variables.bitstream else afu if variables.afu else params
+        raise InvalidRequestError(
+            f"{there} is set, but {region} is not",
+            hint=f"set {region} to the interface id of the device",
+        )
+    wanted = variables.bitstream or variables.afu
+    if wanted is None:
+        raise InvalidRequestError(
+            f"{region} is set, but neither {bitstream} nor {afu} is",
+            hint="set one of them to the id of the bitstream",
+        )
+    if variables.afu and variables.afu != wanted:
+        raise InvalidRequestError(
+            f"{bitstream}={wanted} and {afu}={variables.afu} differ", hint="remove one of them"
+        )
+    return FpgaRequest(
+        suffix=suffix,
+        interface_id=variables.region,
+        bitstream_id=wanted,
+        settings=variables.settings or DriverSettings(),
+    )
+
+
+def _shown(variable: str) -> str:
+    """A variable's name, whose characters were checked, cut to what a message may quote."""
+    return variable if len(variable) <= MAX_QUOTED else f"{variable[:MAX_QUOTED]}..."
+
+
+def _ids(sources: Iterable[FpgaRequest | Target], most: int = 3) -> str:
+    """The distinct interface ids of requests or targets, as many as a message has room for."""
+    ids = list(dict.fromkeys(source.interface_id for source in sources))
+    return ", ".join(ids[:most]) + (", ..." if len(ids) > most else "") if ids else "none"

@@ -1,0 +1,88 @@
+"""FPGA_* variables that mean nothing: most are misspelt, and their container gets a blank FPGA.
+
+A variable without effect is no error of the plugin's, but whoever wrote it expects one. So it is
+told, with the name that was probably meant.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES, is_request_variable
+from fpga_plugin.errors import MAX_QUOTED, quote
+from fpga_plugin.settings.service_links import is_service_link
+
+PREFIX: Final = "FPGA_"
+
+KNOWN_PREFIXES: Final = ("FPGA_DEVICE", "FPGA_FUNCTIONS", "FPGA_REQUEST", "FPGA_PLUGIN_")
+"""What other names with a meaning begin with: what Allocate answers, what DRA adds, the plugin's
+own settings."""
+
+_MAX_TOLD: Final = 8
+"""Unknown variables of a container that are named."""
+
+_ALIKE: Final = 0.6
+"""How much two names have in common that may be mistaken for each other; difflib's own measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownVariable:
+    """One variable without effect.
+
+    Attributes:
+        name: as it may be shown: printable, in quotes, at most 64 characters.
+        meant: the known name that is nearest; empty: none is near.
+    """
+
+    name: str
+    meant: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (did you mean {self.meant}?)" if self.meant else self.name
+
+
+def is_unknown_variable(name: str, value: str) -> bool:
+    """Whether it begins as the plugin's variables do and is none of them."""
+    return (
+        name.startswith(PREFIX)
+        and not is_request_variable(name)
+        and not name.startswith(KNOWN_PREFIXES)
+        and not is_service_link(name, value, prefix=PREFIX)
+    )
+
+
+def unknown_variables(env: Mapping[str, str]) -> tuple[tuple[UnknownVariable, ...], int]:
+    """The first few of a container's variables that mean nothing, in order; and how many there are.
+
+    `env`: all its variables, or those that begin with FPGA_.
+    """
+    names = [name for name, value in env.items() if is_unknown_variable(name, value)]
+    if not names:
+        return (), 0
+    first = sorted(names)[:_MAX_TOLD]
+    return tuple(UnknownVariable(quote(name), _meant(name)) for name in first), len(names)
+
+
+def _meant(name: str) -> str:
+    """The request variable that a name resembles most: FPGA_REGION_1 for FPGA_REGON1."""
+    import difflib  # needed for a mistake only; costs 5 ms
+
+    if len(name) > MAX_QUOTED:
+        return ""
+    bare = name.removeprefix(PREFIX)
+    digits = len(bare) - len(bare.rstrip("0123456789"))
+    stem, _, word = bare.rpartition("_")
+    # A suffix is a number, with or without its underscore, or the word after the last underscore.
+    readings = {(bare[: len(bare) - digits].rstrip("_"), bare[len(bare) - digits :])}
+    if stem and re.fullmatch(r"[A-Za-z0-9]+", word, re.ASCII):
+        readings.add((stem, word))
+    best, meant = _ALIKE, ""
+    for kind in REQUEST_PREFIXES:
+        for stem, suffix in sorted(readings):
+            alike = difflib.SequenceMatcher(
+                None, stem.upper(), kind.removeprefix(PREFIX).rstrip("_")
+            ).ratio()
+            if alike > best:
+                best, meant = alike, f"{kind}{suffix or '1'}"
+    return meant

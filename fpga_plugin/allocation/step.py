@@ -1,0 +1,163 @@
+"""One step of the ledger in the making: its change, and what several steps have in common."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from msgspec import UNSET
+
+from fpga_plugin.allocation.journal.records import (
+    CLEAN,
+    Change,
+    Claim,
+    Condition,
+    RegionRecord,
+    Tenancy,
+    TenancyKey,
+)
+from fpga_plugin.allocation.state import State
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, ResourceName
+
+WORKED_ON = frozenset({Condition.FAULTED, Condition.SCRUBBING})
+"""What a use of the region does not change: it is not clean, and work on it decides."""
+
+
+class Step:
+    """See the module. It reads the ledger's state, and leaves it as it is until `commit`.
+
+    Attributes:
+        change: what will be committed.
+    """
+
+    def __init__(self, state: State, change: Change | None = None) -> None:
+        self._state = state
+        self.change = Change() if change is None else change
+
+    def commit(self) -> None:
+        """Make the change; see `State.commit`."""
+        self._state.commit(self.change)
+
+    def record(self, region: RegionId) -> RegionRecord:
+        """A region's condition, as this step leaves it."""
+        return self.change.regions.get(region) or self._state.record(region)
+
+    def mark(
+        self,
+        regions: Iterable[RegionId],
+        condition: Condition,
+        reason: str = "",
+        afu_id: AfuId | None = None,
+    ) -> None:
+        """Regions are in this condition from now on."""
+        for region in regions:
+            self.change.regions[region] = replace(
+                self._state.record(region), condition=condition, reason=reason, afu_id=afu_id
+            )
+
+    def spoil(
+        self,
+        region: RegionId,
+        reason: str,
+        *,
+        but: Collection[Condition] = frozenset(Condition) - CLEAN - {Condition.PROGRAMMED},
+    ) -> None:
+        """A region is DIRTY from now on, unless it is in one of these conditions."""
+        record = self.record(region)
+        if record.condition not in but:
+            self.change.regions[region] = replace(record, condition=Condition.DIRTY, reason=reason)
+
+    # ---------------------------------------------------------------- tenancies
+
+    def begin(self, claim: Claim, pods: Iterable[PodUid | None], *, used: bool) -> None:
+        """Pods, or one whose name is not known yet, get what an allocation granted."""
+        for pod in pods:
+            for region, grant in claim.grants.items():
+                key = TenancyKey(region, claim.generation, pod)
+                before = self._state.tenancies.get(key)  # a pod of a ResourceClaim may come again
+                known = (before.numbers if before else None) or ()
+                numbers = tuple(sorted({*known, *self._state.numbers_of(grant)})) or UNSET
+                self.change.tenancies[key] = Tenancy(key, grant.nodes, used=used, numbers=numbers)
+
+    def use(self, tenancies: Iterable[Tenancy]) -> None:
+        """A container of these may have the nodes from now on."""
+        self.change.tenancies |= {
+            one.key: replace(one, used=True) for one in tenancies if not one.used
+        }
+
+    def end(self, tenancies: Iterable[Tenancy]) -> None:
+        """These pods have no processes any more, or never had one with the region's nodes."""
+        for one in tenancies:
+            self.change.tenancies[one.key] = None
+            for region in self._state.reached(one) if one.used else ():
+                self.spoil(region, "a pod may have used it by its node")
+
+    def end_debug(self, regions: Iterable[RegionId]) -> None:
+        """Nothing on these regions is as their container left it any more, or somebody has them."""
+        self.change.debugs |= {region: None for region in regions if region in self._state.debugs}
+
+    # ---------------------------------------------------------------- allocations
+
+    def grant(
+        self,
+        device: DeviceId,
+        resource: ResourceName,
+        grants: Mapping[RegionId, Grant],
+        pods: Iterable[PodUid | None],
+        *,
+        used: bool = False,
+        **facts: Any,
+    ) -> Claim:
+        """A new allocation, with the tenancies of those that use it.
+
+        Args:
+            device: which.
+            resource: under which it is granted.
+            grants: what of each region.
+            pods: who uses it; None: a pod that is not known yet.
+            used: a container of theirs may have it already.
+            facts: else known of the claim (`Claim`).
+        """
+        state = self._state
+        claim = Claim(
+            device=device,
+            resource=resource,
+            grants=grants,
+            exposed=used,
+            epoch=state.epoch,
+            generation=state.next_number(),
+            since=state.clock(),
+            **facts,
+        )
+        self.change.claims[device] = claim
+        self.change.strays[device] = 0
+        self.begin(claim, pods, used=used)
+        self.end_debug(grants)
+        return claim
+
+    def strays(self, device: DeviceId) -> int:
+        """PostStops of ended claims on a device that may still come."""
+        return self.change.strays.get(device, self._state.strays.get(device, 0))
+
+    def release(self, claim: Claim) -> None:
+        """The end of an allocation: of its regions, and of those who may be using them."""
+        state, change = self._state, self.change
+        # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
+        unseen = 0 if state.countable(claim) else 1
+        change.claims[claim.device] = None
+        change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
+        users = state.tenancies.users(claim)
+        used = {one.region for one in users if one.used}
+        if claim.used and state.holder_of(claim.device) is not None:
+            used |= claim.grants.keys()  # pods of a ResourceClaim that used it may be forgotten
+        # Of a pod that was never known kubelet's word is all that there is.
+        self.end(one for one in users if not one.used or one.pod is None)
+        change.tenancies |= {
+            one.key: replace(one, left=True) for one in users if one.used and one.pod is not None
+        }
+        for region in claim.grants:
+            record = self.record(region)
+            unused = region not in used and record.condition in CLEAN
+            if not unused:
+                reason = "its owner left" if claim.used else record.reason or "its owner left"
+                self.spoil(region, reason, but=WORKED_ON)

@@ -1,0 +1,429 @@
+"""What the subcommands of `fpga-plugin bitstream` do.
+
+These functions print: results to standard output for people and scripts, errors to standard error
+on two lines, what happened and what to do. Each returns its exit code.
+"""
+# ruff: noqa: T201 - a command prints
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+
+from fpga_plugin.bitstreams.files import (
+    Progress,
+    no_progress,
+    read_bytes,
+    read_digest,
+)
+from fpga_plugin.bitstreams.install import install, remove
+from fpga_plugin.bitstreams.kinds import BLANK, read_data
+from fpga_plugin.bitstreams.manifest import in_utc
+from fpga_plugin.bitstreams.metadata import Metadata
+from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.places import is_blank
+from fpga_plugin.bitstreams.seen_manifests import SeenManifests
+from fpga_plugin.bitstreams.signatures import ENDING
+from fpga_plugin.bitstreams.signing import (
+    Renewed,
+    path_in_store,
+    place_of,
+    renew_manifest,
+    sign_file,
+    statement_of,
+)
+from fpga_plugin.bitstreams.store import Store, StoreEntry
+from fpga_plugin.bitstreams.trust import Trust, check_signed
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    FpgaPluginError,
+    NotPermittedError,
+    quote,
+)
+from fpga_plugin.host.columns import columns
+from fpga_plugin.ids import InterfaceId
+from fpga_plugin.settings.settings import TrustMode
+
+_LARGE = 64 << 20
+"""Bytes from which on a file's progress is shown: less takes no time."""
+
+DONE = 0
+FAILED = 1
+
+
+def show_store(args: argparse.Namespace) -> int:
+    """Show the store."""
+    store = Store(args.dir)
+    judged = [_judged(store, entry, args) for entry in store.list()]
+    entries = [entry for entry, _ in judged]
+    names = _names(store, args)
+    if args.json:
+        shown = [
+            {
+                **_entry_json(entry),
+                "alias": _alias(entry, names),
+                "interface_alias": names.interfaces.get(InterfaceId(entry.interface_id or "")),
+                "trust": trust,
+            }
+            for entry, trust in judged
+        ]
+        print(json.dumps(shown, indent=2))
+        return DONE
+    if not entries:
+        print(f"{_plain(args.dir)}: no bitstreams")
+        return DONE
+    rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
+    rows += [
+        (*_row(entry, names), trust or "-") for entry, trust in judged if entry.problem is None
+    ]
+    if len(rows) > 1:
+        print("\n".join(columns(rows)))
+    for entry in entries:
+        if entry.problem is not None:
+            print(f"problem: {_plain(entry.problem.message)}")
+            if entry.problem.hint:
+                print(f"         {_plain(entry.problem.hint)}")
+    return DONE
+
+
+def show_file(args: argparse.Namespace) -> int:
+    """Show a file."""
+    data = _read(args.file)
+    contents = read_data(data, args.file)
+    facts: dict[str, object] = {
+        "file": args.file,
+        "bytes": len(data),
+        "format": contents.kind.ending,
+        "bitstream_id": contents.bitstream_id,
+        "image_bytes": contents.image_bytes,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        **_metadata_json(contents.metadata),
+    }
+    clusters = [asdict(each) for each in contents.metadata.clusters]
+    if args.json:
+        sections = [{"name": name, "bytes": size} for name, size in contents.sections]
+        print(json.dumps({**facts, "accelerators": clusters, "sections": sections}, indent=2))
+        return DONE
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        foreign = name in {"name", "platform_name", "top_interface"} and value is not None
+        shown = quote(value) if foreign else "-" if value is None else _plain(str(value))
+        print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
+    # The first one is told above: it is what a port shows, and what names a GBS file.
+    for each in clusters[1:]:
+        contexts = each["total_contexts"]
+        print(
+            f"{'and accelerator'.ljust(width)}  {each['afu_id']}  {quote(each['name'])},"
+            f" total contexts {contexts}"
+        )
+    for section, size in contents.sections:
+        print(f"{'section'.ljust(width)}  {_plain(section)}, {size} bytes")
+    return DONE
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Check files, or the store."""
+    if args.trust is TrustMode.SIGNED and args.keys is None:
+        raise FpgaPluginError(
+            "there are no keys to check signatures with",
+            hint="name the directory of the public keys (*.pem): --keys DIR, or"
+            " FPGA_PLUGIN_KEYS_DIR",
+        )
+    _tell_of_record(args, args.dir)
+    if not args.files:
+        return _verify_store(Store(args.dir), args)
+    worst = DONE
+    for file in args.files:
+        try:
+            contents = read_data(_read(file), file)
+            metadata = contents.metadata
+            if (place := path_in_store(file)) is not None:
+                place.check(contents, file)
+            _check_wanted(file, metadata, args)
+            trust = _check_trust(file, args)
+            print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
+        except FpgaPluginError as error:
+            complain(error)
+            worst = FAILED
+    return worst
+
+
+def _verify_store(store: Store, args: argparse.Namespace) -> int:
+    worst = DONE
+    found = set()
+    for entry in store.list():
+        found.add(store.relative(entry.path))
+        try:
+            judged, trust = _judged(store, entry, args)
+            if judged.problem is not None:
+                raise judged.problem
+            if entry.metadata is not None:
+                _check_wanted(entry.path, entry.metadata, args)
+            print(f"{_plain(entry.path)}: good{f' ({trust})' if trust else ''}")
+        except FpgaPluginError as error:
+            complain(error)
+            worst = FAILED
+    try:
+        for missing in sorted(_trust(store, args).named() - found):
+            complain(
+                BitstreamError(
+                    f"{os.path.join(store.root, missing)}: the manifest names it, and it is not"
+                    " there",
+                    hint="put it there, or renew the manifest with `fpga-plugin bitstream sign"
+                    " --manifest`",
+                )
+            )
+            worst = FAILED
+    except FpgaPluginError as error:
+        complain(error)
+        worst = FAILED
+    return worst
+
+
+def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[StoreEntry, str]:
+    """An entry as the plugin would judge it; and why it is trusted."""
+    if entry.problem is not None:
+        return entry, ""
+    try:
+        trust = _trust(store, args).check_file(
+            store.relative(entry.path), progress=_progress(entry.path)
+        )
+    except (BitstreamError, BitstreamNotFoundError, NotPermittedError) as error:
+        return replace(entry, metadata=None, problem=error), ""
+    return entry, trust
+
+
+def _trust(store: Store, args: argparse.Namespace) -> Trust:
+    """Judges as the plugin would: by what this node has seen, where the store is its own."""
+    own = _is_own(store.root, args)
+    seen = SeenManifests(args.bitstream_state, owner=False) if own else None
+    return Trust(
+        store.root, args.trust, args.keys, guarded=own and args.bitstream_guarded, seen=seen
+    )
+
+
+def _check_trust(file: str, args: argparse.Namespace) -> str:
+    """Judge a file on the command line: by its store's manifest, and by its signature."""
+    path = os.path.abspath(file)
+    place = path_in_store(path)
+    root = None if place is None else os.path.dirname(os.path.dirname(path))
+    content = read_digest(path, inside=root, guarded=False, progress=_progress(file))
+    trust = ""
+    if root is not None and place is not None:
+        trust = _trust(Store(root), args).check(place.path, content)
+    if args.trust is TrustMode.SIGNED:
+        by_itself = place is None
+    else:  # whoever has keys wants to know of a wrong signature, needed or not
+        by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
+    if by_itself:
+        signed = check_signed(
+            path, place.path if place else place_of(path, _read(file)), content, args.keys
+        )
+        trust = ", ".join(filter(None, (trust, signed)))
+    return trust
+
+
+def _tell_of_record(args: argparse.Namespace, root: str) -> None:
+    """Say what a check on this computer cannot tell."""
+    seen = SeenManifests(args.bitstream_state, owner=False)
+    known = _is_own(root, args) and seen.version() is not None
+    if args.trust is TrustMode.SIGNED and not known:
+        print(
+            "note: nothing is known here of the manifests that nodes have seen:"
+            " an older manifest looks as good as the newest",
+            file=sys.stderr,
+        )
+
+
+def _is_own(root: str, args: argparse.Namespace) -> bool:
+    """Whether a store is that of this node's plugin."""
+    return bool(os.path.realpath(root) == os.path.realpath(args.bitstream_default))
+
+
+def _progress(path: str) -> Progress:
+    """Shows on a terminal how far a large file is."""
+    if not sys.stderr.isatty():
+        return no_progress
+    name = _plain(os.path.basename(path))
+
+    def show(done: int, size: int) -> None:
+        if size >= _LARGE:
+            end = "\r\x1b[K" if done >= size else ""
+            print(f"\r{name}: {100 * done // size} %{end}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:
+    """Compare a file with the ids that the command line asks for."""
+    for what, wanted, found in (
+        ("interface id", args.interface_id, metadata.interface_id),
+        ("AFU id", args.afu_id, metadata.afu_id),
+    ):
+        if wanted not in {None, found}:
+            raise BitstreamError(f"{file}: has the {what} {found}, not {wanted}")
+
+
+def install_file(args: argparse.Namespace) -> int:
+    """Put a file into the store."""
+    store = Store(args.dir)
+    installed = install(
+        store,
+        args.file,
+        trust=_trust(store, args),
+        blank=args.blank,
+        force=args.force,
+        progress=_progress(args.file),
+    )
+    what = "installed" if installed.changed else "was there already"
+    print(f"{_plain(installed.path)}: {what}")
+    if installed.untrusted is not None:
+        complain(installed.untrusted)
+        return FAILED
+    return DONE
+
+
+def remove_file(args: argparse.Namespace) -> int:
+    """Take a file out of the store."""
+    bitstream_id = None if args.bitstream_id == BLANK else args.bitstream_id
+    path = remove(Store(args.dir), args.interface_id, bitstream_id)
+    print(f"{_plain(path)}: removed")
+    return DONE
+
+
+def sign_files(args: argparse.Namespace) -> int:
+    """Sign files, or write the manifest."""
+    if not args.files and not args.manifest:
+        args.bitstream_usage("name the files to sign, or say --manifest")
+    if args.statement:
+        if args.manifest or len(args.files) != 1:
+            args.bitstream_usage("--statement goes with one FILE")
+        sys.stdout.buffer.write(statement_of(args.files[0], _progress(args.files[0])).text)
+        return DONE
+    if args.files and args.key is None:
+        args.bitstream_usage("--key names the private key to sign with")
+    of_manifest = (args.manifest_version, args.expires, args.alias, args.interface_alias)
+    if not args.manifest and any(value is not None for value in of_manifest):
+        args.bitstream_usage(
+            "--manifest-version, --expires, --alias and --interface-alias go with --manifest"
+        )
+    for file in args.files:
+        path, place = sign_file(file, args.key, _progress(file))
+        print(f"{_plain(path)}: written, for {place}")
+        if is_blank(place):
+            print(
+                f"note: {place} is a blank bitstream: it needs a signed manifest that names it",
+                file=sys.stderr,
+            )
+    if args.manifest:
+        renewed = renew_manifest(
+            Store(args.dir),
+            key=args.key,
+            version=args.manifest_version,
+            expires=args.expires,
+            aliases=dict(args.alias or ()),
+            interfaces=dict(args.interface_alias or ()),
+            progress=_progress(args.dir),
+        )
+        _tell_of_manifest(renewed, signed=args.key is not None)
+    return DONE
+
+
+def _tell_of_manifest(renewed: Renewed, *, signed: bool) -> None:
+    manifest = renewed.manifest
+    words = [f"names {len(manifest.files)} files", f"version {manifest.version}"]
+    if manifest.revoked:
+        words.append(f"revokes {len(manifest.revoked)}")
+    if manifest.expires is not None:
+        words.append(f"expires {in_utc(manifest.expires)}")
+    if manifest.aliases:
+        words.append(f"gives {len(manifest.aliases)} aliases")
+    if manifest.interfaces:
+        words.append(f"names {len(manifest.interfaces)} interface ids")
+    if not renewed.changed:
+        words.append("unchanged")
+    print(f"{_plain(renewed.path)}: {', '.join(words)}")
+    if signed:
+        print(f"{_plain(renewed.path)}{ENDING}: written")
+
+
+def forget_manifests(args: argparse.Namespace) -> int:
+    """Forget which manifests this node has seen."""
+    manifests = SeenManifests(args.bitstream_state, owner=False)
+    seen = manifests.forget()
+    what = f"version {seen.version} forgotten" if seen.version else "no manifest to forget"
+    print(f"{_plain(manifests.path or '')}: {what}")
+    return DONE
+
+
+def _read(path: str) -> bytes:
+    return read_bytes(path, progress=_progress(path))
+
+
+def _names(store: Store, args: argparse.Namespace) -> Names:
+    """What the manifest calls ids; nothing where it cannot be used, as the list tells."""
+    try:
+        return _trust(store, args).names()
+    except FpgaPluginError:
+        return Names()
+
+
+def _alias(entry: StoreEntry, names: Names) -> str | None:
+    if entry.interface_id is None or entry.bitstream_id is None:
+        return None
+    return names.bitstream(entry.interface_id, entry.bitstream_id) or None
+
+
+def _row(entry: StoreEntry, names: Names) -> tuple[str, str, str, str]:
+    name = quote(entry.metadata.clusters[0].name) if entry.metadata else ""
+    name = _alias(entry, names) or name
+    return (
+        names.interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
+        BLANK if entry.blank else entry.bitstream_id or "",
+        str(entry.size),
+        name,
+    )
+
+
+def _entry_json(entry: StoreEntry) -> dict[str, object]:
+    problem = entry.problem
+    return {
+        "path": entry.path,
+        "interface_id": entry.interface_id,
+        "bitstream_id": entry.bitstream_id,
+        "blank": entry.blank,
+        "bytes": entry.size,
+        "metadata": _metadata_json(entry.metadata) if entry.metadata else None,
+        "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
+    }
+
+
+def _metadata_json(metadata: Metadata) -> dict[str, object]:
+    cluster = metadata.clusters[0]
+    return {
+        "interface_id": metadata.interface_id,
+        "afu_id": metadata.afu_id,
+        "name": cluster.name,
+        "total_contexts": cluster.total_contexts,
+        "platform_name": metadata.platform_name,
+        "power": metadata.power,
+        "clock_frequency_high": metadata.clock_frequency_high,
+        "clock_frequency_low": metadata.clock_frequency_low,
+        "top_interface": metadata.top_interface,
+        "version": metadata.version,
+    }
+
+
+def complain(error: FpgaPluginError) -> None:
+    """Print an error: what happened, and what to do about it."""
+    print(f"fpga-plugin: {_plain(error.message)}", file=sys.stderr)
+    if error.hint:
+        print(f"  {_plain(error.hint)}", file=sys.stderr)
+
+
+def _plain(text: str) -> str:
+    """A text with a file's name in it, for a terminal: names may hold any byte."""
+    return "".join(c if c.isprintable() else "?" for c in text)

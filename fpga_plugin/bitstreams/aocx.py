@@ -1,0 +1,187 @@
+"""AOCX: what Intel's OpenCL compiler writes; a GBS file packed thrice.
+
+    ELF
+      .acl.rand_hash     40 hex digits, the name of the file in a store
+      .acl.fpga.bin      an ELF file
+        .acl.gbs.gz      gzip of a GBS file
+      .acl.board, .acl.target, .acl.version, ...   about the build; not used
+
+These are the sections that the Intel plugin reads and the name that it gives the file
+(intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go). By its section's name the hash is
+a random number, not a digest: a file shows which name it claims, and cannot prove that its content
+is what once had that name. A manifest or a signature can (`fpga_plugin.bitstreams.trust`).
+All AOCX files have one AFU id, so that of a port does not tell which of them is on it.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.elf import Section, sections
+from fpga_plugin.bitstreams.gbs import HEAD_BYTES, Header, parse_header
+from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.ids import BitstreamId
+
+HASH_SECTION = ".acl.rand_hash"
+BINARY_SECTION = ".acl.fpga.bin"
+GBS_SECTION = ".acl.gbs.gz"
+
+MAX_GBS_BYTES = 1 << 30
+"""Of the unpacked GBS file, the same as of one that lies in a store as it is."""
+
+_GZIP = b"\x1f\x8b\x08"
+_GZIP_LEAST = 18
+"""Bytes of a gzip member without content: header 10, trailer 8 (RFC 1952)."""
+_GZIP_WINDOW = 31
+"""zlib.h, inflateInit2: 16 for a gzip header, 15 for the largest window."""
+
+_PIECE_IN = 64 << 10
+"""Bytes unpacked in one go: zlib hands back what it did not take of them as a copy."""
+_PIECE_OUT = 1 << 20
+
+_HASH = re.compile(rb"[0-9a-fA-F]{40}")
+_DAMAGED = "the file is cut off or damaged; copy or build it again"
+
+
+Write = Callable[[bytes], object]
+"""Takes the next bytes of a file; it must take them all."""
+
+Begin = Callable[[int], Write]
+"""Is told how many bytes a file has, and gives what writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aocx:
+    """An AOCX file.
+
+    Attributes:
+        hash: the name that it claims, 40 lower-case hex digits.
+        header: of the GBS file inside.
+        gbs_bytes: of the GBS file inside, its header included.
+        sections: name and bytes of each outer section; the names are foreign text.
+    """
+
+    hash: BitstreamId
+    header: Header
+    gbs_bytes: int
+    sections: tuple[tuple[str, int], ...]
+
+
+def read_aocx(
+    file: ByteRange, *, where: str, limit: int = MAX_GBS_BYTES, begin: Begin | None = None
+) -> Aocx:
+    """Read a whole AOCX file, a piece at a time.
+
+    Args:
+        file: the file's content.
+        where: the file, for the message.
+        limit: bytes that the GBS file inside may have.
+        begin: takes the GBS file inside, once its header is known to be good; None: it is unpacked
+            and checked only. What it got is the file only when this function has returned.
+
+    Raises:
+        BitstreamError: this is not an AOCX file that can be used; the message says what and where.
+    """
+    outer = sections(file, where=where)
+    claimed = _section(outer, HASH_SECTION, where).read(0, 64).rstrip(b"\0\n")
+    if not _HASH.fullmatch(claimed):
+        raise BitstreamError(
+            f"{where}: {HASH_SECTION}: {quote(claimed.decode('latin-1'))} is not 40 hex digits",
+            hint="it names the file in the store; build the file again",
+        )
+    binary = f"{where}: {BINARY_SECTION}"
+    inner = sections(_section(outer, BINARY_SECTION, where), where=binary)
+    header, size = _unpack(
+        _section(inner, GBS_SECTION, binary),
+        inside=f"{binary}: {GBS_SECTION}",
+        where=f"{where}: the GBS file inside",
+        limit=limit,
+        begin=begin,
+    )
+    return Aocx(
+        hash=BitstreamId(claimed.decode("ascii").lower()),
+        header=header,
+        gbs_bytes=size,
+        sections=tuple((section.name, section.content.size) for section in outer),
+    )
+
+
+def _section(found: Iterable[Section], name: str, where: str) -> ByteRange:
+    for section in found:
+        if section.name == name:
+            return section.content
+    raise BitstreamError(
+        f"{where}: has no ELF section {name}",
+        hint="not an AOCX file for these cards: emulator and library builds have no image",
+    )
+
+
+def _unpack(
+    packed: ByteRange, *, inside: str, where: str, limit: int, begin: Begin | None
+) -> tuple[Header, int]:
+    """The GBS file of one gzip member, no longer than it says itself: its header and its size.
+
+    The header is read before the rest is unpacked, and only a piece is in memory at a time: a small
+    file can unpack to a thousand times its size.
+    """
+    magic = packed.read(0, len(_GZIP))
+    if packed.size < _GZIP_LEAST or magic != _GZIP:
+        raise BitstreamError(f"{inside}: not gzip: begins {magic.hex()!r}", hint=_DAMAGED)
+    size = int.from_bytes(packed.read(packed.size - 4), "little")  # RFC 1952, ISIZE
+    if size > limit:
+        raise BitstreamError(
+            f"{inside}: would unpack to {size} bytes; at most {limit} are read",
+            hint="no image is as large: the file is cut off or damaged; copy or build it again",
+        )
+    head = b""
+    header: Header | None = None
+    write: Write | None = None
+    done = 0
+    for piece in _pieces(packed, inside):
+        done += len(piece)
+        if done > size:
+            raise BitstreamError(
+                f"{inside}: unpacks to more than the {size} bytes that it says", hint=_DAMAGED
+            )
+        if header is None:
+            head += piece
+            if len(head) < HEAD_BYTES and done < size:
+                continue
+            header = parse_header(head[:HEAD_BYTES], size=size, where=where)
+            write = begin(size) if begin is not None else None
+            piece, head = head, b""  # noqa: PLW2901  # all that was held back
+        if write is not None:
+            write(piece)
+    if header is None:
+        header = parse_header(head, size=size, where=where)  # nothing came out: it says so
+    return header, size
+
+
+def _pieces(packed: ByteRange, inside: str) -> Iterator[bytes]:
+    """What a gzip member unpacks to, a piece at a time; its checksum and size are compared."""
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    taken = 0
+    for source in packed.pieces(_PIECE_IN):
+        taken += len(source)
+        rest = source
+        while not unpacker.eof:
+            try:
+                piece = unpacker.decompress(rest, _PIECE_OUT)
+            except zlib.error as error:
+                raise BitstreamError(
+                    f"{inside}: cannot be unpacked: {error}", hint=_DAMAGED
+                ) from None
+            if piece:
+                yield piece
+            rest = unpacker.unconsumed_tail
+            if not rest and len(piece) < _PIECE_OUT:
+                break
+        if unpacker.eof and (unpacker.unused_data or taken < packed.size):
+            raise BitstreamError(
+                f"{inside}: more than one gzip member, or bytes after it",
+                hint="readers would disagree on what counts; build the file again",
+            )
+    if not unpacker.eof:
+        raise BitstreamError(f"{inside}: the gzip data ends early", hint=_DAMAGED)

@@ -1,0 +1,133 @@
+"""The GBS container: a header with metadata, then the raw image that the card takes.
+
+    0   16 bytes  GUID "XeonFPGA" 0xb7 "GBSv001"
+    16  u32 LE    length of the metadata in bytes
+    20  JSON      the metadata
+    ..  to EOF    the raw image (RBF); no trailer, no checksum
+
+Everything is checked before anything is believed: on a card the kernel checks nothing of an image
+(drivers/fpga/dfl-fme-pr.c, fme_pr). Any bytes give a value or a `BitstreamError`.
+"""
+
+import re
+from dataclasses import dataclass
+
+from fpga_plugin.bitstreams.metadata import Metadata, parse_metadata
+from fpga_plugin.errors import BitstreamError
+
+GUID = b"XeonFPGA\xb7GBSv001"
+"""The first 16 bytes."""
+
+HEADER_BYTES = 20
+"""GUID and length of the metadata."""
+
+MAX_METADATA_BYTES = 8191
+"""OPAE accepts less than 8192 (METADATA_MAX_LEN, libraries/plugins/xfpga/bitstream.c)."""
+
+HEAD_BYTES = HEADER_BYTES + MAX_METADATA_BYTES + len(GUID)
+"""As much of a file as `parse_header` may need: the header, and how the image begins."""
+
+_FOREIGN = (
+    (
+        b"\x80\x86\x1f\x1d",
+        "a legacy GBS without metadata (magic 0x1d1f8680)",
+        "it does not name its AFU; pack its image anew with OPAE's packager",
+    ),
+    (
+        b"\x19\xfd\xea\xb6",
+        "signed with PACSign (magic 0xb6eafd19)",
+        "take the GBS file from before the signing; fpgasupdate is what loads a signed one",
+    ),
+    (
+        b"xclbin2\0",
+        "an xclbin, the format of XRT",
+        "it is for cards with the XRT driver; cards with the DFL driver take GBS and AOCX files",
+    ),
+    (
+        b"\x7fELF",
+        "an ELF file (AOCX, as the OpenCL compiler writes it)",
+        "a GBS file is expected here: AOCX files are used as they are, and hold GBS, not AOCX",
+    ),
+    (
+        b"\x1f\x8b\x08",
+        "a file compressed with gzip",
+        "unpack it with `gunzip`; only AOCX files have one inside",
+    ),
+)
+
+_TEXT_BYTES = 64
+"""So many bytes of plain text at the start, or nothing else, are no image of a card."""
+_TEXT = re.compile(rb"[\t\r\n -~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the image.
+
+    Attributes:
+        metadata: what the file says of its image.
+        image_offset: where the image begins, in bytes.
+    """
+
+    metadata: Metadata
+    image_offset: int
+
+
+def _container_of(data: bytes) -> str | None:
+    """What kind of container `data` begins like; None: none that is known, a raw image maybe."""
+    if data.startswith(GUID):
+        return "a GBS file"
+    return next((what for magic, what, _ in _FOREIGN if data.startswith(magic)), None)
+
+
+def parse_header(head: bytes, *, size: int, where: str) -> Header:
+    """Read the header of a GBS file.
+
+    Args:
+        head: the first `HEAD_BYTES` of the file, or all of a shorter one.
+        size: of the whole file in bytes.
+        where: the file, for the message.
+
+    Raises:
+        BitstreamError: this is not a GBS file that can be used; the message says what and where.
+    """
+    for magic, what, hint in _FOREIGN:
+        if head.startswith(magic):
+            raise BitstreamError(f"{where}: not a GBS file but {what}", hint=hint)
+    if size < HEADER_BYTES:
+        raise BitstreamError(
+            f"{where}: too short for a GBS file: {size} bytes, the header alone has {HEADER_BYTES}",
+            hint="copy or build the file again",
+        )
+    if not head.startswith(GUID):
+        raise BitstreamError(
+            f"{where}: not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
+            hint="it is a text: an error page of a server, or the pointer of a file in Git LFS?"
+            if _TEXT.fullmatch(head[:_TEXT_BYTES])
+            else "if this is a raw image (RBF), pack it with OPAE's packager",
+        )
+    length = int.from_bytes(head[16:HEADER_BYTES], "little")
+    end = HEADER_BYTES + length
+    if not 1 <= length <= MAX_METADATA_BYTES:
+        raise BitstreamError(
+            f"{where}: the length of the metadata at byte 16 is {length};"
+            f" 1 to {MAX_METADATA_BYTES} is allowed"
+        )
+    if end > size:
+        raise BitstreamError(
+            f"{where}: the metadata would end at byte {end}, but the file has {size} bytes",
+            hint="the file is cut off; copy or build it again",
+        )
+    metadata = parse_metadata(head[HEADER_BYTES:end], where=where, offset=HEADER_BYTES)
+    if end == size:
+        raise BitstreamError(
+            f"{where}: no image follows the metadata at byte {end}",
+            hint="the file is cut off; copy or build it again",
+        )
+    if container := _container_of(head[end : end + len(GUID)]):
+        # No card takes that as logic: its PR would fail, and leave the port poisoned.
+        raise BitstreamError(
+            f"{where}: the image at byte {end} is no raw one but {container}",
+            hint="it was packed twice, or signed inside; pack the raw image (RBF) anew",
+        )
+    return Header(metadata=metadata, image_offset=end)

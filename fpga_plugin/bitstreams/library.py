@@ -1,0 +1,293 @@
+"""The store as the daemon uses it: only what was verified, and only from a copy of its own.
+
+A file is verified when it arrives (`index`), or by the first PreStart or scrub that comes
+before that: copied and hashed in one pass, its trust judged, the copy parsed, its ids compared with
+its path. What trust refuses is not parsed. What is programmed goes into the cache
+(`bitstreams.cache`): the copy, or the GBS file that was packed in it. From then on nobody needs the
+store's file, and whoever replaces it replaces nothing that is programmed.
+
+What came out (`bitstreams.verdicts`) holds while the file and what its trust depends on stay the
+same ones; so a warm PreStart compares two `stat`s, and the driver reads the copy from where it
+lies. A file that was changed is verified again before anything of it is used, and what was refused
+is not hashed again.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from fpga_plugin.bitstreams.aocx import Write
+from fpga_plugin.bitstreams.cache import Cache, NewFile
+from fpga_plugin.bitstreams.files import Content, open_file, pieces_of
+from fpga_plugin.bitstreams.gbs import HEAD_BYTES, parse_header
+from fpga_plugin.bitstreams.places import Place, place_of_path
+from fpga_plugin.bitstreams.store import Bitstream, Store
+from fpga_plugin.bitstreams.trust import Trust
+from fpga_plugin.bitstreams.verdicts import Verdict, Verdicts
+from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
+from fpga_plugin.host.file_identity import version_at
+from fpga_plugin.host.instruments import Counter
+from fpga_plugin.host.trusted_files import RENAME, being_written
+from fpga_plugin.ids import BitstreamId, InterfaceId
+
+log = structlog.get_logger()
+
+E = TypeVar("E", bound=FpgaPluginError)
+
+
+class Library:
+    """A store of verified bitstreams. All of it blocks.
+
+    Thread-safe, but for two calls for one file at a time: who calls sees to that (`StoreReader`).
+    """
+
+    def __init__(
+        self, root: str, *, directory: str, limit: int, trust: Trust, guarded: bool
+    ) -> None:
+        """Take up what earlier lives verified.
+
+        Args:
+            root: of the store.
+            directory: of the cache; what is known of files is beside it, in `<directory>.json`.
+            limit: bytes that all files of the cache may have together.
+            trust: judges the files.
+            guarded: refuse what others may write.
+        """
+        self.store = Store(root)
+        self.trust = trust
+        self.verifications = Counter()  # files that were read and judged, by outcome
+        self._counting = threading.Lock()
+        self._guarded = guarded
+        self._cache = Cache(directory, limit)
+        self._verdicts = Verdicts(f"{directory}.json")
+        self._cache.only(self._verdicts.cached())
+
+    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+        """A verified bitstream.
+
+        Raises:
+            BitstreamNotFoundError: there is none; the message names the path.
+            BitstreamError: the file cannot be used, or is not what its name says.
+            NotPermittedError: it is not trusted.
+            NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
+        """
+        place = Place(interface_id, bitstream_id)
+        try:
+            return self._fetch(place)
+        except (FileNotFoundError, NotADirectoryError):
+            self.store.not_found(place)
+
+    def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+        """The verified blank bitstream of an interface id; None when there is none.
+
+        Raises:
+            FpgaPluginError: as `load`.
+        """
+        try:
+            return self._fetch(Place(interface_id, None))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def kept(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> Bitstream | None:
+        """A bitstream as the store had it when it last answered; the store is not touched.
+
+        None where that is not known in this life of the plugin, or something since said that the
+        file, or what its trust depends on, may be another one by now.
+
+        Args:
+            interface_id: of the cards.
+            bitstream_id: its name; None: the blank bitstream.
+        """
+        place = Place(interface_id, bitstream_id)
+        known = self._verdicts.confirmed(place.path)
+        if known is None or known.problem is not None:
+            return None
+        gbs = self._cache.map(known.cached)
+        return None if gbs is None else self._bitstream(place, gbs)
+
+    def examine(self, relative: str) -> Verdict | None:
+        """Verify a file if that is not done yet; None: it is not there (any more).
+
+        Raises:
+            NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
+        """
+        try:
+            place = place_of_path(os.path.join(self.store.root, relative))
+            known = self._known(place)
+            return known or self._verify(place, evict=False)[0]
+        except (FileNotFoundError, NotADirectoryError):
+            self.forget(relative)
+            return None
+        except BitstreamError as error:
+            return Verdict((), "", Content("", 0), problem=error)
+
+    def verdict(self, relative: str) -> Verdict | None:
+        """What was last known of a file; nothing is read."""
+        return self._verdicts.get(relative)
+
+    def forget(self, relative: str) -> None:
+        """Verify a file again when it is next asked for, even if it looks the same."""
+        self._verdicts.forget(relative)
+
+    def doubt(self) -> None:
+        """Any file, or its trust, may be another by now: the store must say before one is used."""
+        self._verdicts.doubt_all()
+
+    def tidy(self, present: Iterable[str]) -> None:
+        """Forget all files but these, remove the copies of no file, and save the verdicts."""
+        self._verdicts.only(present)
+        self._cache.only(self._verdicts.cached())
+        self.save()
+
+    def save(self) -> None:
+        """Keep the verdicts for the next start; they can always be made again."""
+        self._verdicts.save()
+
+    def _fetch(self, place: Place) -> Bitstream:
+        known = self._known(place)
+        if known is not None and known.problem is None:
+            if (gbs := self._cache.map(known.cached)) is not None:
+                return self._bitstream(place, gbs)
+            known = None
+        gbs = None
+        if known is None:
+            known, gbs = self._verify(place, evict=True)
+        if known.problem is not None:
+            raise _bare(known.problem)
+        assert gbs is not None, "of what is good there is one"
+        self.save()
+        return self._bitstream(place, gbs)
+
+    def _bitstream(self, place: Place, gbs: memoryview) -> Bitstream:
+        """What is to be programmed, of a GBS file in the cache."""
+        where = self.store.at(place)
+        header = parse_header(bytes(gbs[:HEAD_BYTES]), size=len(gbs), where=where)
+        metadata = header.metadata
+        return Bitstream(
+            path=where,
+            interface_id=place.interface_id,
+            bitstream_id=place.bitstream_id or BitstreamId(metadata.afu_id),
+            afu_id=metadata.afu_id,
+            image=gbs[header.image_offset :],
+            clock_frequency_high=metadata.clock_frequency_high,
+            clock_frequency_low=metadata.clock_frequency_low,
+        )
+
+    def _known(self, place: Place) -> Verdict | None:
+        """The verdict, if it still holds."""
+        changes = self._verdicts.changes
+        known = self._verdicts.get(place.path)
+        if known is None or not self._same(place, known):
+            self._verdicts.doubt(place.path)
+            return None
+        trust = self.trust.version(place.path)
+        if trust != known.trust:
+            # The file is the same: only its trust is judged again, by the digest that is known.
+            self._verdicts.doubt(place.path)
+            if not known.cached:
+                return None
+            problem = self._distrust(place, known.content)
+            known = replace(known, trust=trust, problem=problem)
+        self._verdicts.learn(place.path, known, changes)
+        return known
+
+    def _same(self, place: Place, known: Verdict) -> bool:
+        """Whether the store's file is the one that was judged."""
+        path = self.store.at(place)
+        if version_at(path) != known.version:  # before it is opened, which may hang
+            return False
+        try:
+            with open_file(path, inside=self.store.root, guarded=self._guarded) as opened:
+                return opened.version == known.version
+        except BaseException:
+            self._verdicts.doubt(place.path)
+            raise
+
+    def _distrust(self, place: Place, content: Content) -> NotPermittedError | None:
+        """Why a file is not trusted; None: it is."""
+        try:
+            self.trust.check(place.path, content)
+        except NotPermittedError as error:
+            return _bare(error)
+        return None
+
+    def _verify(self, place: Place, *, evict: bool) -> tuple[Verdict, memoryview | None]:
+        """Read and judge a file as it is now; returns the GBS file too, if it is good.
+
+        Args:
+            place: of the file.
+            evict: copies that were not used for longest go where there is no room for this one.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: there is no such file.
+            BitstreamError: it must not be opened, or changed while it was read.
+            NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
+        """
+        path = self.store.at(place)
+        changes = self._verdicts.changes
+        trust = self.trust.version(place.path)  # before the judging: a change in between shows
+        gbs: memoryview | None = None
+        with ExitStack() as stack:
+            opened = stack.enter_context(
+                open_file(path, inside=self.store.root, guarded=self._guarded)
+            )
+            if being_written(opened.file):
+                raise NotFinishedError(
+                    f"{path}: still being written",
+                    hint=f"it is used when whoever writes it has closed it; {RENAME}",
+                )
+            copy = stack.enter_context(self._cache.new(opened.size, where=path, evict=evict))
+            for piece in pieces_of(opened):
+                copy.write(piece)
+            known = Verdict(opened.version, trust, Content(copy.sha256, opened.size))
+            # First: nothing that is not trusted is parsed.
+            problem: FpgaPluginError | None = self._distrust(place, known.content)
+            if problem is None:
+                try:
+                    file = self._unpack(place, copy, stack, evict=evict)
+                    self._cache.keep(file, evict=evict)
+                    known, gbs = replace(known, cached=file.sha256), file.map()
+                except BitstreamError as error:
+                    problem = _bare(error)
+        known = replace(known, problem=problem)
+        self._verdicts.learn(place.path, known, changes)
+        with self._counting:
+            self.verifications.add("good" if problem is None else problem.kind)
+        if problem is None:
+            log.info(
+                "bitstream verified",
+                file=place.path,
+                sha256=known.content.sha256,
+                bytes=known.content.size,
+            )
+        return known, gbs
+
+    def _unpack(self, place: Place, copy: NewFile, stack: ExitStack, *, evict: bool) -> NewFile:
+        """Check that a copy is what its path says; what is programmed of it: itself, or a part.
+
+        Raises:
+            BitstreamError: it is something else.
+            StoreUnavailableError: there is no room for what is packed in it.
+        """
+        packed: list[NewFile] = []
+
+        def begin(size: int) -> Write:
+            path = self.store.at(place)
+            packed.append(stack.enter_context(self._cache.new(size, where=path, evict=evict)))
+            return packed[0].write
+
+        place.read(copy.byte_range, begin)
+        return packed[0] if packed else copy
+
+
+def _bare(error: E) -> E:
+    """The same error without its traceback, whose frames would keep what they hold."""
+    return type(error)(error.message, hint=error.hint)

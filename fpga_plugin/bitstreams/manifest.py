@@ -1,0 +1,274 @@
+"""`manifest.json`: what the operator says is in a store.
+
+    {"format": 2,
+     "version": 1795000000000,
+     "expires": "2027-01-31T00:00:00Z",
+     "revoked": ["<interface id>/<bitstream id>.gbs"],
+     "interfaces": [{"id": "<interface id>", "alias": "n6001-base"}],
+     "files": [{"path": "<interface id>/<bitstream id>.gbs", "sha256": "<64 hex>", "size": 4096,
+                "alias": "compress"}]}
+
+A file that it names must be that file, whatever the trust mode; which files need to be named is the
+mode's to say (`bitstreams.trust`). Each manifest of a store has a higher version than the one
+before, so that an old one with its signature is not taken for the present one. `revoked` has what
+earlier ones named and this one does not. `alias` is what pods may ask for in place of the bitstream
+id; of one interface id, no two files have the same. `interfaces` says what people call interface
+ids; no two have the same alias. `expires`, `revoked`, `interfaces` and `alias` may be left out.
+
+Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
+it trusted.
+
+Strict, because a manifest that is read otherwise than it was meant guards nothing: unknown fields,
+a path twice, or a path that no bitstream can have are errors.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from fpga_plugin.bitstreams.places import find_place
+from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.ids import (
+    Alias,
+    BitstreamId,
+    InterfaceId,
+    parse_alias,
+    parse_interface_id,
+)
+
+MANIFEST = "manifest.json"
+"""Its name, in the store's root."""
+
+MAX_MANIFEST_BYTES = 4 << 20
+"""Some 20,000 files; it is read on the way to a PreStart when it changed."""
+
+MAX_INTERFACES = 500
+"""That have names: each is some resources in the journal, and kinds of cards are few."""
+
+MAX_VERSION = (1 << 53) - 1
+"""The largest number that every reader of JSON has exactly (RFC 8259, section 6)."""
+
+_HINT = "write it anew with `fpga-plugin bitstream sign --manifest`"
+
+Aliases: TypeAlias = Mapping[tuple[InterfaceId, Alias], BitstreamId]
+"""Bitstreams by the cards that they are for, and by what people call them."""
+
+InterfaceAliases: TypeAlias = Mapping[InterfaceId, Alias]
+"""What people call interface ids; no two the same."""
+
+_Path = Annotated[str, msgspec.Meta(max_length=128)]
+_Alias = Annotated[str, msgspec.Meta(max_length=31)]
+_Version = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
+
+
+class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a manifest says of one file.
+
+    Attributes:
+        path: from the store's root.
+        sha256: of all its bytes, 64 lower-case hex digits.
+        size: in bytes.
+        alias: what people call it; None: nothing.
+    """
+
+    path: _Path
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    alias: _Alias | None = None
+
+
+class _Interface(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[str, msgspec.Meta(max_length=32)]
+    alias: _Alias
+
+
+class _Head(msgspec.Struct, frozen=True):
+    format: int = 1
+
+
+class _Format1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    files: list[ManifestFile]
+
+
+class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal[2]
+    version: _Version
+    files: list[ManifestFile]
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    revoked: list[_Path] = []
+    interfaces: list[_Interface] = []
+
+
+# Made at import: see kubernetes/kubelet/checkpoint.py
+_HEAD = msgspec.json.Decoder(_Head)
+_FORMAT_1 = msgspec.json.Decoder(_Format1)
+_FORMAT_2 = msgspec.json.Decoder(_Format2)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a store should have.
+
+    Attributes:
+        files: by path from its root.
+        version: higher than that of every manifest before; None in format 1.
+        expires: from when on it counts no more, in UTC; None: never.
+        revoked: paths that earlier manifests named and this one does not.
+        aliases: bitstreams by interface id and what people call them; of `files`.
+        interfaces: what people call interface ids.
+    """
+
+    files: Mapping[str, ManifestFile]
+    version: int | None = None
+    expires: datetime | None = None
+    revoked: frozenset[str] = frozenset()
+    aliases: Aliases = field(default_factory=dict, compare=False)
+    interfaces: InterfaceAliases = field(default_factory=dict)
+
+
+def manifest_path(root: str) -> str:
+    """Where a store's manifest is."""
+    return os.path.join(root, MANIFEST)
+
+
+def parse_manifest(data: bytes, *, where: str) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        BitstreamError: it is none; the message says what is wrong with it.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise BitstreamError(f"{where}: {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read")
+    try:
+        if _HEAD.decode(data).format == 1:
+            files = _by_path(_FORMAT_1.decode(data).files, where)
+            return Manifest(files, aliases=_aliases(files, where))
+        document = _FORMAT_2.decode(data)
+        expires = document.expires and document.expires.astimezone(UTC)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise BitstreamError(f"{where}: not a manifest: {quote(error)}", hint=_HINT) from None
+    files = _by_path(document.files, where)
+    for path in document.revoked:
+        _check_path(path, where)
+        if path in files:
+            raise BitstreamError(f"{where}: names and revokes {path}", hint=_HINT)
+    return Manifest(
+        files,
+        document.version,
+        expires,
+        frozenset(document.revoked),
+        _aliases(files, where),
+        _interfaces(document.interfaces, where),
+    )
+
+
+def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFile]:
+    files: dict[str, ManifestFile] = {}
+    for file in listed:
+        _check_path(file.path, where)
+        if file.path in files:
+            raise BitstreamError(f"{where}: names {file.path} twice", hint=_HINT)
+        files[file.path] = file
+    return files
+
+
+def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
+    """What the files are called, by interface id and alias."""
+    found: dict[tuple[InterfaceId, Alias], BitstreamId] = {}
+    for path, file in files.items():
+        if file.alias is None:
+            continue
+        place = find_place(path)
+        if place is None or place.bitstream_id is None:
+            raise BitstreamError(f"{where}: {path}: a blank bitstream has no alias", hint=_HINT)
+        try:
+            alias = parse_alias(file.alias)
+        except ValueError as error:
+            raise BitstreamError(
+                f"{where}: {path}: alias {quote(file.alias)}: {error}", hint=_HINT
+            ) from None
+        key = place.interface_id, alias
+        if key in found:
+            raise BitstreamError(
+                f"{where}: two files of {place.interface_id} have the alias {alias}", hint=_HINT
+            )
+        found[key] = place.bitstream_id
+    return found
+
+
+def _interfaces(listed: Sequence[_Interface], where: str) -> InterfaceAliases:
+    """What interface ids are called."""
+    found: dict[InterfaceId, Alias] = {}
+    taken = set[Alias]()
+    if len(listed) > MAX_INTERFACES:
+        raise BitstreamError(
+            f"{where}: names {len(listed)} interface ids, and {MAX_INTERFACES} are the most",
+            hint=_HINT,
+        )
+    for one in listed:
+        try:
+            interface_id, alias = parse_interface_id(one.id), parse_alias(one.alias)
+        except ValueError as error:
+            raise BitstreamError(
+                f"{where}: interface id {quote(one.id)}, alias {quote(one.alias)}: {error}",
+                hint=_HINT,
+            ) from None
+        if interface_id in found:
+            raise BitstreamError(
+                f"{where}: gives the interface id {interface_id} two aliases", hint=_HINT
+            )
+        if alias in taken:
+            raise BitstreamError(f"{where}: two interface ids have the alias {alias}", hint=_HINT)
+        found[interface_id] = alias
+        taken.add(alias)
+    return found
+
+
+def _check_path(path: str, where: str) -> None:
+    if find_place(path) is None:
+        raise BitstreamError(
+            f"{where}: {quote(path)} is no bitstream's path in a store",
+            hint="paths are <interface id>/<bitstream id>.gbs or .aocx, or"
+            " <interface id>/blank.gbs",
+        )
+
+
+def write_manifest(
+    files: Iterable[ManifestFile],
+    *,
+    version: int = 1,
+    expires: datetime | None = None,
+    revoked: Iterable[str] = (),
+    interfaces: InterfaceAliases | None = None,
+) -> bytes:
+    """The text of a manifest: one file a line, in order of path, so that changes can be read."""
+    head = [f'  "format": 2,\n  "version": {version},\n']
+    if expires is not None:
+        head.append(f'  "expires": {json.dumps(in_utc(expires))},\n')
+    if gone := [f"    {json.dumps(path)}" for path in sorted(revoked)]:
+        head.append(f'  "revoked": {_array(gone)},\n')
+    if interfaces:
+        called = [
+            f"    {json.dumps({'id': one, 'alias': interfaces[one]})}" for one in sorted(interfaces)
+        ]
+        head.append(f'  "interfaces": {_array(called)},\n')
+    lines = [
+        f"    {json.dumps(msgspec.to_builtins(file))}"
+        for file in sorted(files, key=lambda file: file.path)
+    ]
+    return f'{{\n{"".join(head)}  "files": {_array(lines)}\n}}\n'.encode()
+
+
+def in_utc(time: datetime) -> str:
+    """A time as manifests have it and messages show it: RFC 3339, in UTC, whole seconds."""
+    return f"{time.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()}Z"
+
+
+def _array(lines: list[str]) -> str:
+    return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"

@@ -1,0 +1,144 @@
+"""Places in a store: a file's path says what has to be in it.
+
+    <interface id>/<bitstream id>.gbs    an accelerator, named by its AFU id
+    <interface id>/<bitstream id>.aocx   another, named by its hash
+    <interface id>/blank.gbs             the null image that deprograms a region
+
+A path is a promise that whoever reads the file checks, because the kernel programs an image for
+another static part without a word. The ids' types guarantee that they cannot lead out of the store
+(`fpga_plugin.ids`).
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from fpga_plugin.bitstreams.aocx import Begin
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.kinds import BLANK, KINDS, Contents, Kind, kind_of
+from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id
+
+INSTALL = "`fpga-plugin bitstream install` on the node, or where the store is filled from"
+"""What to do about a file that is not there. In the plugin's pod the store can only be read."""
+
+ENDINGS = "|".join(kind.ending for kind in KINDS)
+"""Of bitstreams' files, for regular expressions."""
+
+_BLANKS = [f"{BLANK}.{kind.ending}" for kind in KINDS if kind.blank]
+_NAMED = "|".join(rf"[0-9a-f]{{{kind.digits}}}\.{kind.ending}" for kind in KINDS)
+_PLACE = re.compile(rf"[0-9a-f]{{32}}/({'|'.join(map(re.escape, _BLANKS))}|{_NAMED})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a store a bitstream belongs.
+
+    Attributes:
+        interface_id: the name of its directory.
+        bitstream_id: its own name; None: the blank bitstream, which may have any AFU id.
+    """
+
+    interface_id: InterfaceId
+    bitstream_id: BitstreamId | None
+
+    @property
+    def kind(self) -> Kind:
+        """The format that the file has to have."""
+        if self.bitstream_id is None:
+            return next(kind for kind in KINDS if kind.blank)
+        return next(kind for kind in KINDS if kind.digits == len(self.bitstream_id))
+
+    @property
+    def path(self) -> str:
+        """From the store's root."""
+        return f"{self.interface_id}/{self.bitstream_id or BLANK}.{self.kind.ending}"
+
+    def check(self, contents: Contents, where: str) -> None:
+        """Check that a file is what its path says.
+
+        Args:
+            contents: what it says of itself.
+            where: the file, for the message.
+
+        Raises:
+            BitstreamError: it is something else.
+        """
+        if contents.interface_id != self.interface_id:
+            raise BitstreamError(
+                f"{where}: was built for interface id {contents.interface_id},"
+                f" not {self.interface_id}",
+                hint=f"{INSTALL}, puts a file where it belongs",
+            )
+        self._check_kind(contents.kind, where)
+        if self.bitstream_id not in {None, contents.bitstream_id}:
+            raise BitstreamError(
+                f"{where}: has the {self.kind.named_by} {contents.bitstream_id},"
+                " not the one of its name",
+                hint=f"{INSTALL}, puts a file where it belongs",
+            )
+
+    def read(self, file: ByteRange, begin: Begin | None = None) -> Contents:
+        """Read a file, and check that it is what this place says; as `kinds.read`.
+
+        Raises:
+            BitstreamError: it cannot be used, or is something else.
+        """
+        if (kind := kind_of(file)) is not None:
+            self._check_kind(kind, file.where)
+        contents = self.kind.read(file, begin)
+        self.check(contents, file.where)
+        return contents
+
+    def _check_kind(self, kind: Kind, where: str) -> None:
+        if kind is not self.kind:
+            raise BitstreamError(
+                f"{where}: holds {kind}, and its name is that of {self.kind}",
+                hint=f"{INSTALL}, names files as the store expects them",
+            )
+
+
+def find_place(relative: str) -> Place | None:
+    """The place of a path from a store's root; None: no bitstream can be there."""
+    return place_of_path(relative) if _PLACE.fullmatch(relative) else None
+
+
+def is_blank(relative: str) -> bool:
+    """Whether a path from a store's root is that of a blank bitstream."""
+    return relative.rpartition("/")[2] in _BLANKS
+
+
+def place_of_path(path: str) -> Place:
+    """The place of any path that ends in a directory's and a file's name.
+
+    Raises:
+        BitstreamError: the file's name, or its directory's, is none of a store.
+    """
+    directory, file = os.path.split(path)
+    name = os.path.basename(directory)
+    try:
+        interface_id = parse_interface_id(name)
+    except ValueError as error:
+        raise BitstreamError(f"{path}: the directory's name {quote(name)} is {error}") from None
+    if file in _BLANKS:
+        return Place(interface_id, None)
+    stem, ending = os.path.splitext(file)
+    try:
+        bitstream_id = parse_bitstream_id(stem)
+    except ValueError as error:
+        raise BitstreamError(
+            f"{path}: the name {quote(stem)} is {error}",
+            hint=f"{INSTALL}, names files as the store expects them",
+        ) from None
+    if bitstream_id != stem:
+        raise BitstreamError(
+            f"{path}: bitstream ids are written as lower-case hex digits without dashes",
+            hint=f"rename the file to {bitstream_id}{ending}",
+        )
+    place = Place(interface_id, bitstream_id)
+    if ending != f".{place.kind.ending}":
+        raise BitstreamError(
+            f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
+            hint=f"{INSTALL}, names files as the store expects them",
+        )
+    return place

@@ -1,0 +1,446 @@
+"""Which files of a store may be programmed: what the manifest and the signatures say.
+
+    any      what the manifest does not name, too
+    digest   only what the manifest names
+    signed   only what a signed manifest names, and accelerators with a signature of their own that
+             no signed manifest ever named
+
+What the manifest names must match it in every mode. A manifest that cannot be read names nobody
+knows what, so nothing of its store is trusted until it can. Signatures count under `signed` only:
+elsewhere there may be no keys.
+
+Under `signed` a manifest is that of its time: an older one than this node has seen, or one that has
+expired, counts as not signed (`bitstreams.seen_manifests`). What a signed manifest ever named is
+trusted only while the present one names it: to take a file out of the manifest revokes it, whatever
+signature lies beside it, and so does removing the manifest. A blank bitstream needs the manifest
+always: what deprograms every region is not left to a single file's signature.
+
+A verdict holds as long as its `version` does; a PreStart compares the two and judges nothing.
+"""
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+
+from fpga_plugin.bitstreams.files import Content, Progress, content_of, no_progress, read_digest
+from fpga_plugin.bitstreams.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestFile,
+    in_utc,
+    manifest_path,
+    parse_manifest,
+)
+from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.places import is_blank
+from fpga_plugin.bitstreams.seen_manifests import SeenManifests
+from fpga_plugin.bitstreams.signatures import (
+    ENDING,
+    SIGNATURE_BYTES,
+    Keys,
+    key_files,
+    load_keys,
+    signer,
+    statement,
+)
+from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
+from fpga_plugin.host.file_identity import Version, version_at
+from fpga_plugin.host.trusted_files import read_small
+from fpga_plugin.settings.settings import TrustMode
+
+log = structlog.get_logger()
+
+MAX_SIGNATURE_BYTES = 4096
+"""A `.sig` of another length is no signature; of what is longer not even the length matters."""
+
+_RENEW = "`fpga-plugin bitstream sign --manifest`"
+_RENEW_SIGNED = "`fpga-plugin bitstream sign --key PEM --manifest`"
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """A manifest that was read, and by whose signature it can be trusted.
+
+    Attributes:
+        manifest: None where there is none.
+        signer: name of the key; empty: it does not count as signed, or nobody asked.
+        unsigned: why it does not.
+        hint: what to do about that.
+    """
+
+    manifest: Manifest | None = None
+    signer: str = ""
+    unsigned: str = ""
+    hint: str = ""
+
+
+class Trust:
+    """Judges the files of one store. Thread-safe; all of it blocks."""
+
+    def __init__(
+        self,
+        root: str,
+        mode: TrustMode,
+        keys_dir: str | None,
+        *,
+        guarded: bool = True,
+        seen: SeenManifests | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            root: of the store.
+            mode: what has to be shown of a file.
+            keys_dir: where the public keys are; None: there are none.
+            guarded: refuse a manifest, signature or key that others may write.
+            seen: what this node has seen of manifests; None: nothing, as for a store of elsewhere.
+        """
+        self.mode = mode
+        self.keys_dir = keys_dir
+        self._root = root
+        self._guarded = guarded
+        self._seen = seen or SeenManifests(None, owner=False)
+        self._expires: datetime | None = None  # of the manifest that was read last
+        self._told = "", ""
+        self._lock = threading.Lock()
+        self._manifest: tuple[tuple[object, ...], _Manifest | BitstreamError] | None = None
+        self._keys: tuple[tuple[object, ...], Keys] | None = None
+
+    def version(self, relative: str) -> str:
+        """What differs when a file's verdict may be another one.
+
+        Raises:
+            NotFinishedError: that cannot be told just now.
+        """
+        signed = self.mode is TrustMode.SIGNED
+        if signed:
+            # Read now, if not yet: it says when it expires.
+            with contextlib.suppress(NotPermittedError):
+                self._read_manifest()
+        return repr(
+            (
+                self.mode.value,
+                self._manifest_version(),
+                version_at(os.path.join(self._root, relative + ENDING)) if signed else None,
+            )
+        )
+
+    def check(self, relative: str, content: Content) -> str:
+        """Judge a file.
+
+        Args:
+            relative: its path from the store's root.
+            content: what is in it.
+
+        Returns:
+            Why it is trusted, in a few words; empty where nothing was asked.
+
+        Raises:
+            NotPermittedError: it is not trusted; the message says why.
+            NotFinishedError: that cannot be told just now.
+        """
+        path = os.path.join(self._root, relative)
+        known = self._read_manifest()
+        named = known.manifest.files.get(relative) if known.manifest else None
+        if named is not None:
+            _compare(path, named, content)
+        match self.mode:
+            case TrustMode.ANY:
+                return "named by the manifest" if named else ""
+            case TrustMode.DIGEST:
+                if named is None:
+                    raise NotPermittedError(
+                        f"{path}: {self._not_named(known)}, and FPGA_PLUGIN_TRUST is digest",
+                        hint=f"the operator adds it with {_RENEW}",
+                    )
+                return "named by the manifest"
+            case TrustMode.SIGNED:
+                if named is not None and known.signer:
+                    return f"named by the manifest, signed with {known.signer}"
+                return self._check_signed(path, relative, content, known)
+
+    def check_file(self, relative: str, *, progress: Progress = no_progress) -> str:
+        """Hash and judge a file; returns what `check` does.
+
+        Args:
+            relative: its path from the store's root.
+            progress: of the hashing.
+
+        Raises:
+            BitstreamNotFoundError: there is none.
+            BitstreamError: it must not be used, or changed while it was read.
+            NotPermittedError: it is not trusted.
+            NotFinishedError: that cannot be told just now.
+        """
+        path = os.path.join(self._root, relative)
+        content = read_digest(path, inside=self._root, guarded=self._guarded, progress=progress)
+        return self.check(relative, content)
+
+    def check_named(self, relative: str, content: Content) -> None:
+        """Compare a file with what the manifest says of it, if it does.
+
+        Raises:
+            NotPermittedError: it is another one, or the manifest cannot be used.
+        """
+        known = self._read_manifest()
+        if known.manifest and (named := known.manifest.files.get(relative)) is not None:
+            _compare(os.path.join(self._root, relative), named, content)
+
+    def named(self) -> frozenset[str]:
+        """What the manifest names, if there is one.
+
+        Raises:
+            NotPermittedError: it cannot be used.
+        """
+        known = self._read_manifest()
+        return frozenset(known.manifest.files) if known.manifest else frozenset()
+
+    def names(self) -> Names:
+        """What the manifest calls ids; under `signed` only what it says with a signature.
+
+        Raises:
+            NotPermittedError: it cannot be used.
+            NotFinishedError: that cannot be told just now.
+        """
+        known = self._read_manifest()
+        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
+            return Names()
+        return Names(known.manifest.aliases, known.manifest.interfaces, counts=True)
+
+    def seconds_left(self) -> float | None:
+        """How long the manifest that was read last is still good; None: no end is to come."""
+        if self._expires is None:
+            return None
+        left = (self._expires - datetime.now(UTC)).total_seconds()
+        return left if left > 0 else None
+
+    def keys(self) -> Keys:
+        """The keys that there are now; says in the log what is wrong with them, once."""
+        with self._lock:
+            version = self._keys_version()
+            if self._keys is None or self._keys[0] != version:
+                keys = (
+                    Keys()
+                    if self.keys_dir is None
+                    else load_keys(self.keys_dir, guarded=self._guarded)
+                )
+                self._keys = version, keys
+                for problem in keys.problems:
+                    log.error("a key is left out", error=problem)
+                if not keys.keys:
+                    log.error(
+                        "no keys: no bitstream is trusted",
+                        directory=self.keys_dir,
+                        hint="mount Ed25519 public keys (*.pem) in FPGA_PLUGIN_KEYS_DIR",
+                    )
+            return self._keys[1]
+
+    def check_signature(self, file: str, relative: str, content: Content) -> tuple[str, str]:
+        """Look for a valid signature beside a file.
+
+        Args:
+            file: where it is, below the root.
+            relative: which place of a store it has to be signed for.
+            content: what is in it.
+
+        Returns:
+            The name of the key, or an empty text; then why there is none.
+        """
+        keys = self.keys()
+        if not keys.keys:
+            return "", f"there is no key in {self.keys_dir or 'FPGA_PLUGIN_KEYS_DIR'}"
+        beside = os.path.basename(file) + ENDING
+        try:
+            signature = read_small(
+                file + ENDING, inside=self._root, guarded=self._guarded, limit=MAX_SIGNATURE_BYTES
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return "", f"there is no {beside} beside it"
+        except BitstreamError as error:
+            return "", error.message
+        if len(signature) != SIGNATURE_BYTES:
+            return "", (
+                f"{beside} has {len(signature)} bytes where a raw Ed25519 signature has"
+                f" {SIGNATURE_BYTES}"
+            )
+        signed = statement(relative, sha256=content.sha256, size=content.size)
+        key = signer(keys.keys, signature, signed)
+        if key is None:
+            names = ", ".join(key.name for key in keys.keys[:5])
+            return "", (
+                f"{beside} is of other bytes, of another path than {relative}, of no key in"
+                f" {names}, or of the bare file, as earlier versions signed"
+            )
+        return key.name, ""
+
+    def _check_signed(self, path: str, relative: str, content: Content, known: _Manifest) -> str:
+        """Judge what no manifest that counts as signed names."""
+        why_not = self._not_named(known)
+        if is_blank(relative):
+            raise NotPermittedError(
+                f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {why_not}, and a blank"
+                " bitstream's own signature does not count",
+                hint=known.hint or f"the operator adds it with {_RENEW_SIGNED}",
+            )
+        revoked = known.manifest.revoked if known.manifest and known.signer else frozenset()
+        if relative in revoked or self._seen.get().has_named(relative):
+            raise NotPermittedError(
+                f"{path}: revoked: a signed manifest named it once, and now {why_not}",
+                hint=known.hint
+                or f"the operator adds it again with {_RENEW_SIGNED}, or removes it",
+            )
+        name, reason = self.check_signature(path, relative, content)
+        if name:
+            return f"signed with {name}"
+        if known.manifest is not None:
+            reason += f"; {why_not}"
+        raise NotPermittedError(
+            f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {reason}",
+            hint="the operator signs it with `fpga-plugin bitstream sign --key PEM FILE`, or adds"
+            f" it with {_RENEW_SIGNED}",
+        )
+
+    def _not_named(self, known: _Manifest) -> str:
+        if known.manifest is None:
+            return f"the store has no {MANIFEST}"
+        return known.unsigned or f"{MANIFEST} does not name it"
+
+    def _read_manifest(self) -> _Manifest:
+        """The manifest, read anew when it or the keys changed.
+
+        Raises:
+            NotPermittedError: there is one, and it cannot be used.
+        """
+        version = self._manifest_version()
+        with self._lock:
+            cached = self._manifest
+        if cached is None or cached[0] != version:
+            result: _Manifest | BitstreamError
+            try:
+                result = self._load_manifest()
+            except BitstreamError as error:
+                result = error
+                log.error("nothing of the store is trusted", error=str(error))  # noqa: TRY400  # no traceback: the operator's file
+            cached = version, result
+            with self._lock:
+                self._manifest = cached
+        if isinstance(cached[1], BitstreamError):
+            raise NotPermittedError(
+                f"nothing of the store is trusted: {cached[1].message}", hint=cached[1].hint
+            )
+        return cached[1]
+
+    def _load_manifest(self) -> _Manifest:
+        path = manifest_path(self._root)
+        self._expires = None
+        try:
+            data = read_small(
+                path, inside=self._root, guarded=self._guarded, limit=MAX_MANIFEST_BYTES
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return _Manifest()
+        manifest = parse_manifest(data, where=path)
+        if self.mode is not TrustMode.SIGNED:
+            return _Manifest(manifest)
+        return self._signed_manifest(path, data, manifest)
+
+    def _signed_manifest(self, path: str, data: bytes, manifest: Manifest) -> _Manifest:
+        """Whose signature a manifest has, if it may be used now."""
+        content = content_of(data)
+        name, reason = self.check_signature(path, MANIFEST, content)
+        hint = f"the operator writes and signs it anew with {_RENEW_SIGNED}"
+        if name and manifest.version is None:
+            reason = "it has no version, so that an older one could be put in its place"
+        elif name:
+            self._expires = manifest.expires
+            try:
+                self._seen.admit(manifest, content.sha256, datetime.now(UTC))
+            except NotPermittedError as error:
+                reason, hint = error.message, error.hint
+            except NotFinishedError as error:
+                self._tell("", str(error))
+                raise
+        if reason:
+            self._tell(content.sha256, reason)
+            return _Manifest(manifest, "", f"{MANIFEST} does not count: {reason}", hint)
+        self._tell(
+            content.sha256,
+            "",
+            version=manifest.version,
+            expires=manifest.expires and in_utc(manifest.expires),
+            key=name,
+        )
+        return _Manifest(manifest, name)
+
+    def _tell(self, sha256: str, problem: str, **facts: object) -> None:
+        """Say what a manifest is worth, once."""
+        told, self._told = self._told, (sha256, problem)
+        if told == self._told:
+            return
+        if problem:
+            log.warning("the manifest does not count as signed", reason=problem)
+        else:
+            log.info("the manifest is in force", **facts)
+
+    def _manifest_version(self) -> tuple[object, ...]:
+        path = manifest_path(self._root)
+        # A link that leads nowhere is a manifest that cannot be read, not one that is missing.
+        found = version_at(path) or (() if os.path.lexists(path) else None)
+        if self.mode is not TrustMode.SIGNED:
+            return (found,)
+        try:
+            seen: object = self._seen.version()
+        except NotPermittedError as error:
+            seen = error.message
+        expired = self._expires is not None and datetime.now(UTC) >= self._expires
+        return (found, version_at(path + ENDING), self._keys_version(), seen, expired)
+
+    def _keys_version(self) -> tuple[object, ...]:
+        if self.keys_dir is None:
+            return ()
+        found: list[tuple[str, Version | None]] = []
+        try:
+            found += [(path, version_at(path)) for path in key_files(self.keys_dir)]
+        except OSError as error:
+            return (error.errno,)
+        return tuple(found)
+
+
+def _compare(path: str, named: ManifestFile, content: Content) -> None:
+    if content.size != named.size:
+        raise NotPermittedError(
+            f"{path}: has {content.size} bytes where {MANIFEST} says {named.size}",
+            hint=f"put the right file there, or renew the manifest with {_RENEW}",
+        )
+    if content.sha256 != named.sha256:
+        raise NotPermittedError(
+            f"{path}: its SHA-256 is {content.sha256} where {MANIFEST} says {named.sha256}",
+            hint=f"put the right file there, or renew the manifest with {_RENEW}",
+        )
+
+
+def check_signed(path: str, place: str, content: Content, keys_dir: str | None) -> str:
+    """Check the signature beside a file, wherever it lies; returns by whom it is signed.
+
+    Args:
+        path: the file.
+        place: its path in a store, for which it has to be signed.
+        content: what is in it.
+        keys_dir: where the public keys are.
+
+    Raises:
+        NotPermittedError: it is not good.
+    """
+    trust = Trust(os.path.dirname(path), TrustMode.SIGNED, keys_dir, guarded=False)
+    name, reason = trust.check_signature(path, place, content)
+    if not name:
+        raise NotPermittedError(
+            f"{path}: {reason}",
+            hint="sign it with `fpga-plugin bitstream sign --key PEM FILE`, or take the right file",
+        )
+    return f"signed with {name}"

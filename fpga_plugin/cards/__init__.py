@@ -1,0 +1,1 @@
+"""Work on cards: find them, prepare, scrub, program and recover their regions."""

@@ -1,0 +1,309 @@
+"""What the operator does with a card: take it out of service, bring it back, look at it again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.allocation.journal.records import CLEAN, Claim, Condition
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.cards.inventory import Inventory
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.recovery import Recovery
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    PortInUseError,
+    RefusedError,
+    UnknownDeviceError,
+    quote,
+)
+from fpga_plugin.hardware.model import Card, PciFunction
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who still has something of a card.
+
+    Attributes:
+        device: the card itself or a region.
+        resource: under which kubelet gave it away.
+        pod: the owner's uid; None where kubelet's records did not tell yet.
+        started: whether a container may have run with it.
+        since: Unix time at which it was given away; 0 where it is not known.
+    """
+
+    device: DeviceId
+    resource: ResourceName
+    pod: PodUid | None
+    started: bool
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """How far a card is from being pulled.
+
+    Attributes:
+        card: which.
+        present: whether its driver shows it.
+        drained: whether it is out of service.
+        holders: who still has something of it.
+        waits_for: why it must not be pulled yet; empty: it may be pulled now.
+        not_clean: regions on which a former tenant's image or data may be, with the condition.
+    """
+
+    card: CardId
+    present: bool
+    drained: bool
+    holders: tuple[Holder, ...]
+    waits_for: tuple[str, ...]
+    not_clean: tuple[str, ...]
+
+    @property
+    def may_be_pulled(self) -> bool:
+        """Whether pulling it harms nobody."""
+        return not self.waits_for
+
+
+class CardActions:
+    """Belongs to the event loop.
+
+    Args:
+        operations: what is done to a card.
+        recovery: its pauses are lifted by `retry`.
+        inventory: scans a card anew and tells the ledger.
+        queue: where a card that may have work is added.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        recovery: Recovery,
+        inventory: Inventory,
+        queue: CardQueue,
+    ) -> None:
+        self._operations = operations
+        self._recovery = recovery
+        self._inventory = inventory
+        self._queue = queue
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._operations.ledger
+
+    async def drain(self, card: str) -> CardState:
+        """Take a card out of service: nobody new gets it; who has it keeps it. Holds for ever.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            JournalError: it is not written down yet: a restart of the plugin would end it.
+        """
+        card_id = self._known(card)
+        self._ledger.hardware.set_drained(card_id, drained=True)
+        log.info("card drained", card=card_id)
+        return await self.state(card_id)
+
+    async def undrain(self, card: str) -> CardState:
+        """Bring it back into service.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            JournalError: it cannot be written down, so nothing has changed.
+        """
+        card_id = self._known(card)
+        self._ledger.hardware.set_drained(card_id, drained=False)
+        log.info("card back in service", card=card_id)
+        self._queue.add(card_id)
+        return await self.state(card_id)
+
+    async def retry(self, card: str) -> CardState:
+        """Look at a card again now, and try again what failed: scrubs, a driver that is missing.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            FpgaPluginError: its driver cannot be put on; the message says what helps.
+        """
+        card_id = self._known(card)
+        log.info("card tried again", card=card_id)
+        self._recovery.ask(card_id)
+        if card_id in self._ledger.rebinding:
+            await self._recovery.put_on(card_id)
+        if (present := self._ledger.cards.get(card_id)) is not None:
+            workers, backend = self._operations.workers, self._operations.backend
+            async with workers.lock(card_id):
+                if cleared := await workers.run(card_id, backend.clear_errors, present):
+                    log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
+        self._inventory.hasten(card_id)
+        await self._inventory.rescan(card_id)
+        self._ledger.work.another_try(card_id)
+        self._queue.add(card_id)
+        return await self.state(card_id)
+
+    async def release(self, card: str) -> CardState:
+        """Keep nothing of a card for debugging any more: what was kept is scrubbed now.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            JournalError: it cannot be written down, so nothing has changed.
+        """
+        card_id = self._known(card)
+        if kept := [one.region for one in self._ledger.kept_on(card_id)]:
+            self._ledger.work.end_debug(kept)
+            self._queue.add(card_id)
+            log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
+        return await self.state(card_id)
+
+    async def functions(self, card: str, *, make: bool) -> tuple[PciFunction, ...]:
+        """Change which virtual PCI functions a card has; returns all that it has then.
+
+        Args:
+            card: its id.
+            make: make all that it can have; else remove those that it has.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            RefusedError: it is in service, or somebody has something of it.
+            FpgaPluginError: the driver refused, or it cannot be read.
+        """
+        card_id = self._there(card)
+        workers, backend = self._operations.workers, self._operations.backend
+        async with workers.lock(card_id):
+            await self._check_unused(card_id)
+            await workers.run(card_id, backend.make_functions, card_id, make=make)
+        log.info("virtual functions made" if make else "virtual functions removed", card=card_id)
+        await self._inventory.rescan(card_id)
+        return tuple(await workers.run(card_id, backend.functions, card_id))
+
+    async def _check_unused(self, card_id: CardId) -> None:
+        """Nobody may have anything of a card whose functions come or go. The lock is held.
+
+        Raises:
+            RefusedError: it is in service, or somebody has.
+        """
+        ledger = self._ledger
+        for obstacle in ledger.obstacles.of(card_id):
+            if obstacle.kind in {Kind.OWNED, Kind.KEPT, Kind.UNDECIDED}:
+                raise obstacle.refusal(operator=True)
+        if (present := ledger.cards.get(card_id)) is None:
+            # It cannot be served now: nobody is given anything of it, and what somebody still has
+            # of it is his. Whoever else has a function of it open, the backend sees.
+            if (one := await self._operations.living(ledger.left_on(card_id))) is not None:
+                raise RefusedError(
+                    f"pod {one.pod}, which had something of card {card_id}, still runs"
+                )
+            return
+        if card_id not in ledger.drained:
+            raise RefusedError(
+                f"card {card_id} is in service",
+                hint=f"run `fpga-plugin card drain {card_id}` first",
+            )
+        for region in present.regions:
+            if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
+                raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
+            async with self._operations.ports(present, [region]):
+                pass  # else the kernel would wait for whoever has it open, or crash
+            workers, backend = self._operations.workers, self._operations.backend
+            await workers.run(card_id, backend.give_back, present, region)
+
+    def _there(self, text: str) -> CardId:
+        """The card of that id, also one that cannot be served.
+
+        Raises:
+            UnknownDeviceError: there is none, and none is remembered.
+        """
+        if text in self._inventory.problems:
+            return CardId(text)
+        return self._known(text)
+
+    async def state(self, card: str) -> CardState:
+        """How far it is from being pulled.
+
+        Raises:
+            UnknownDeviceError: no such card.
+        """
+        card_id = self._known(card)
+        ledger = self._ledger
+        present = ledger.cards.get(card_id)
+        drained = card_id in ledger.drained
+        holders = tuple(map(_holder, ledger.claims_on(card_id)))
+        waits = [f"{one.device} has an owner" for one in holders]
+        not_clean: list[str] = []
+        if present is not None:
+            if not drained:
+                waits.append(f"it is in service: run `fpga-plugin card drain {card_id}` first")
+            if card_id in ledger.unreconciled:
+                waits.append("kubelet's records were not read since it was found")
+            elif self._operations.workers.locked(card_id):
+                waits.append("work on it is under way")
+            elif not holders:  # opening the port would disturb an owner (invariant 7)
+                waits += await self._open_ports(present)
+            if self._recovery.due(present):
+                waits.append("its driver is to be rebound")
+            for region in present.regions:
+                record = ledger.record(region.id)
+                if record.condition not in CLEAN and not holders:
+                    fault = ledger.obstacles.first(region.id, Stops.SCRUB)
+                    why = record.reason if fault is None else fault.cause or fault.message
+                    reason = f" ({why})" if why else ""
+                    not_clean.append(f"{region.id} is {record.condition}{reason}")
+                    if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:
+                        waits.append(f"{region.id} is not scrubbed yet")
+        return CardState(
+            card_id, present is not None, drained, holders, tuple(waits), tuple(not_clean)
+        )
+
+    async def _open_ports(self, card: Card) -> list[str]:
+        """Ports that a process outside kubelet's knowledge has open."""
+        async with self._operations.workers.lock(card.id):
+            if self._ledger.claims_on(card.id):
+                return ["it got an owner just now"]
+            waits: list[str] = []
+            for region in card.regions:
+                users = [
+                    *self._ledger.tenancies.left(region.id),
+                    *self._ledger.strangers(region),
+                ]
+                if (one := await self._operations.living(users)) is not None:
+                    waits.append(f"pod {one.pod}, which had {one.region}, still runs")
+                    continue
+                try:
+                    async with self._operations.ports(card, [region]):
+                        pass
+                except PortInUseError as error:
+                    waits.append(error.message)
+                except FpgaPluginError as error:
+                    log.info("port cannot be checked", region=region.id, reason=str(error))
+            return waits
+
+    def _known(self, text: str) -> CardId:
+        """The card of that id.
+
+        Raises:
+            UnknownDeviceError: there is none, and none is remembered.
+        """
+        ledger = self._ledger
+        try:
+            card_id = CardId(parse_device_id(text))
+        except ValueError:
+            card_id = CardId("")
+        remembered = card_id in ledger.drained or card_id in ledger.rebinding
+        if card_id in ledger.cards or remembered or ledger.claims_on(card_id):
+            return card_id
+        raise UnknownDeviceError(
+            f"no card {quote(text)} on this node",
+            hint="`fpga-plugin status` lists them; a card's id is its PCI address with dashes,"
+            " such as 0000-3b-00.0",
+        )
+
+
+def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
+    return {name: f"{value:#x}" for name, value in errors.items()}
+
+
+def _holder(claim: Claim) -> Holder:
+    return Holder(claim.device, claim.resource, claim.pod, claim.used, claim.since)

@@ -1,0 +1,217 @@
+"""Programming by hand: an operator tries a bitstream on a region of a card that is out of service.
+
+It is the way that a tenant's image takes: from the store, trusted, scrubbed before, its clock
+planned, verified. Nobody owns the region meanwhile and nobody is given it. The end of the card's
+drain leaves it DIRTY, and so does a restart of the plugin: then it is scrubbed as after any owner.
+
+A programming may take longer than a client may wait for one answer. So it is a task under the
+client's own name for it, and asking again by that name waits on.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.bitstreams.reader import StoreReader
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards.clocks import ClockPlan
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    InvalidRequestError,
+    RefusedError,
+    UnknownDeviceError,
+    quote,
+)
+from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.host.bounded import BoundedDict
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    CardId,
+    InterfaceId,
+    RegionId,
+    parse_alias,
+    parse_bitstream_id,
+    parse_device_id,
+)
+
+log = structlog.get_logger()
+
+_PATIENCE = 8.0
+"""Seconds until a client is told that it is not finished; the socket's server has more."""
+
+_REMEMBERED = 16
+"""Programmings whose outcome can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programmed:
+    """What became of a programming by hand.
+
+    Attributes:
+        region: which region.
+        afu_id: what it reads as now.
+        name: what the store's manifest calls the bitstream; empty: nothing.
+        clock: what became of the image's clock.
+        steps: what was done, with the seconds of each.
+    """
+
+    region: RegionId
+    afu_id: AfuId
+    name: str
+    clock: ClockPlan
+    steps: tuple[tuple[str, float], ...]
+
+
+class HandProgrammer:
+    """Belongs to the event loop.
+
+    Args:
+        operations: what is done to a card.
+        store: where bitstreams come from.
+        queue: where a card is added when work on it is done.
+    """
+
+    def __init__(self, operations: CardOperations, store: StoreReader, queue: CardQueue) -> None:
+        self._operations = operations
+        self._store = store
+        self._queue = queue
+        self._tasks: BoundedDict[str, asyncio.Task[Programmed]] = BoundedDict(_REMEMBERED)
+        self._running: set[asyncio.Task[Programmed]] = set()
+
+    async def program(
+        self, name: str, *, card: str, region: str, bitstream: str
+    ) -> Programmed | None:
+        """Program a region, or wait for the programming of that name; None: not finished yet.
+
+        Args:
+            name: the client's own for this programming, unlike any other.
+            card: the card's id.
+            region: the region's id, or the number of its port.
+            bitstream: its id in the store, or what the store's manifest calls it.
+
+        Raises:
+            FpgaPluginError: it was refused, or failed; the ledger knows what the region is.
+        """
+        task = self._tasks.get(name)
+        if task is None:
+            work = self._program(card, region, bitstream)
+            task = self._tasks[name] = asyncio.create_task(work)
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait({task}, timeout=_PATIENCE)
+        return task.result() if done else None
+
+    async def close(self) -> None:
+        """Wait for what has begun; the cards' threads begin nothing new."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _ended(self, task: asyncio.Task[Programmed]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            # Whoever asked may be gone.
+            log.warning("programming by hand failed", error=str(error))
+
+    async def _program(self, card: str, region: str, bitstream: str) -> Programmed:
+        operations = self._operations
+        found, chosen = self._chosen(card, region)
+        bitstream_id = await self._named(bitstream, found.interface_id)
+        names = await self._store.names()
+        try:
+            self._check(found.id, chosen)
+            loaded = await self._store.load(found.interface_id, bitstream_id)
+            async with operations.workers.lock(found.id):
+                try:
+                    done = await self._work(found, chosen, loaded)
+                finally:
+                    self._queue.add(found.id)
+        except FpgaPluginError as error:
+            raise names.error(error) from error.__cause__
+        return replace(done, name=names.bitstream(found.interface_id, bitstream_id))
+
+    async def _named(self, text: str, interface_id: InterfaceId) -> BitstreamId:
+        """Which bitstream is meant by an id, or by a name that the store's manifest gives.
+
+        Raises:
+            InvalidRequestError: none.
+            FpgaPluginError: the manifest, which says what bitstreams are called, cannot be read.
+        """
+        try:
+            return parse_bitstream_id(text)
+        except ValueError as error:
+            why = error
+        with contextlib.suppress(ValueError, KeyError):
+            alias = parse_alias(text)
+            return (await self._store.aliases())[interface_id, alias]
+        raise InvalidRequestError(
+            f"{quote(text)} is no bitstream id, and no name of one: {why}",
+            hint="`fpga-plugin bitstream list` shows ids and names",
+        )
+
+    def _chosen(self, card: str, region: str) -> tuple[Card, Region]:
+        ledger = self._operations.ledger
+        try:
+            found = ledger.cards[CardId(parse_device_id(card))]
+        except (ValueError, KeyError):
+            raise UnknownDeviceError(
+                f"no card {quote(card)} on this node", hint="`fpga-plugin status` lists them"
+            ) from None
+        for one in found.regions:
+            if region in {one.id, str(one.port_id)}:
+                return found, one
+        raise UnknownDeviceError(
+            f"card {found.id} has no region {quote(region)}",
+            hint=f"it has {', '.join(one.id for one in found.regions)}",
+        )
+
+    def _check(self, card_id: CardId, region: Region) -> Card:
+        """Whether nobody has the region, and nobody can be given it.
+
+        Raises:
+            RefusedError: somebody has, or might be.
+        """
+        ledger = self._operations.ledger
+        card = ledger.cards.get(card_id)
+        if card is None or region not in card.regions:
+            raise CardGoneError(f"card {card_id} went, or is another one by now")
+        if card_id not in ledger.drained:
+            raise RefusedError(
+                f"card {card_id} is in service",
+                hint=f"run `fpga-plugin card drain {card_id}` first",
+            )
+        # A neighbour's owner shares the card's memory, which is cleared.
+        of_card = (one for one in ledger.obstacles.of(card_id) if one.kind is Kind.OWNED)
+        obstacle = next(of_card, None) or ledger.obstacles.first(region.id, Stops.BY_HAND)
+        if obstacle is not None:
+            raise obstacle.refusal(operator=True)
+        return card
+
+    async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
+        operations, ledger = self._operations, self._operations.ledger
+        self._check(card.id, region)
+        if (one := await operations.living(ledger.left_on(card.id))) is not None:
+            raise RefusedError(f"pod {one.pod}, which had a region of card {card.id}, still runs")
+        blank = await operations.blanks.load(card.interface_id)
+        card = self._check(card.id, region)
+        async with operations.work(card, [region], partial(self._check, card.id, region)) as work:
+            await work.scrub([region], blank)
+            await operations.clear_memory(card, work.reports)
+            clock = await work.program(region, bitstream, DriverSettings())
+            ledger.work.programmed_by_hand(region.id, bitstream.afu_id)
+        log.info(
+            "region programmed by hand",
+            region=region.id,
+            bitstream=bitstream.bitstream_id,
+            clock=clock.detail,
+        )
+        taken = tuple((step.name, step.seconds) for step in work.reports[region.id].steps)
+        return Programmed(region.id, bitstream.afu_id, "", clock, taken)

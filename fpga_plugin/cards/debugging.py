@@ -1,0 +1,380 @@
+"""Debugging: the region of a container that failed is kept as it is, for its developer to look at.
+
+A pod asks for it by an annotation, where the operator allows it. That is written into the journal
+with the start of each of its containers; when the claim has ended, the pod's status decides. A
+region whose container failed is owned by nobody then and given to nobody, until its time is up, the
+operator ends it (`fpga-plugin card release`), its hardware goes or the node boots. Then it is
+scrubbed as after any owner. Of one node at most one pod's regions are kept at a time, so that
+nobody takes all of them by failing.
+
+It only ever delays a scrub. What is not known for certain delays nothing for long: a region whose
+pod's status nobody tells is scrubbed.
+"""
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Debug
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.errors import FpgaPluginError, HardwareError, NoSourceError, quote
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.pod import Phase, Pod
+
+log = structlog.get_logger()
+
+EVERY_NAMESPACE: Final = "*"
+
+_SPAN: Final = re.compile(r"([1-9][0-9]{0,5})([smh])", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+
+USUAL: Final = 600.0
+"""Seconds for `true`: enough for `fpga-plugin card show`, and nobody misses the region for long."""
+
+MOST: Final = 3600.0
+"""Seconds that a pod can have: a region that nobody released is lost to others for so long."""
+
+ASK_SECONDS: Final = 4.0
+"""In which a source has to tell a pod; a PreStart waits for it.
+
+Longer than kubelet's Pods API may take alone: the API server is asked after it."""
+
+DECIDE_SECONDS: Final = 5.0
+"""For which a status that does not show the end of the pod yet is asked for again."""
+
+_PAUSE: Final = 0.2
+"""Seconds between a change and the look that it causes: changes come in bursts."""
+
+
+def boot_clock() -> float:
+    """Seconds since the node booted, sleep included: no step of the wall clock moves it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What the operator allows.
+
+    Attributes:
+        prefix: of our resources, and of the annotation.
+        namespaces: whose pods may ask; `*`: all.
+    """
+
+    prefix: str
+    namespaces: frozenset[str]
+
+
+class Debugging:
+    """Belongs to the event loop.
+
+    Args:
+        operations: has the ledger, and whose port errors are logged.
+        pods: tells pods' annotations and status.
+        recorder: tells pods.
+        queue: where a card is added that may be scrubbed.
+        allowed: what the operator allows.
+        interval: seconds between two looks.
+        clock: seconds since the node booted.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        pods: PodDirectory,
+        recorder: EventRecorder,
+        queue: CardQueue,
+        *,
+        allowed: Allowed,
+        interval: float,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._operations, self._pods, self._recorder = operations, pods, recorder
+        self._queue = queue
+        self._annotation = f"{allowed.prefix}/debug"
+        self._namespaces = allowed.namespaces
+        self._interval, self._clock = interval, clock
+        self._something = asyncio.Event()
+        self._undecided: dict[RegionId, float] = {}
+        self._ledger.subscribe(self._changed)
+        for card in {card_of(region) for region in self._ledger.debugs}:
+            self._changed(card)
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._operations.ledger
+
+    def _changed(self, card: CardId | None) -> None:
+        """Log the port errors of what is debugged, and look whether something ended."""
+        mine = [r for r in self._ledger.debugs if card is not None and card_of(r) == card]
+        for region in mine:
+            if self._ledger.region_claim(region) is not None:
+                self._operations.debugged.add(region)
+            self._something.set()
+
+    def left(self, kept: Debug) -> float:
+        """For how many seconds more a region is kept."""
+        return max(kept.until - self._clock(), 0.0)
+
+    # ---------------------------------------------------------------- what a pod asks for
+
+    async def wish(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
+        """What the pod of a PreStart asks for; None: nothing, or it may not."""
+        # Of a namespace that is known without asking anybody: its pods pay nothing for debugging.
+        forbidden = identity.namespace and not self._allows(identity.namespace)
+        if identity.pod is None or forbidden:
+            return None
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                pod = await self._pods.pod(identity.pod, identity.held.union(devices))
+        except (NoSourceError, TimeoutError) as error:
+            log.warning(
+                "whether a pod is to be debugged is not known",
+                pod=identity.pod,
+                devices=list(devices),
+                reason=str(error) or "no answer in time",
+            )
+            return None
+        if (text := pod.annotations.get(self._annotation)) is None:
+            return None
+        if not self._allows(pod.namespace):
+            why = f"namespace {pod.namespace} is not in FPGA_PLUGIN_DEBUG_NAMESPACES"
+            self._ignored(identity, devices, why)
+            return None
+        try:
+            seconds = parse_keep(text)
+        except ValueError as error:
+            self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
+            return None
+        log.info("a pod is debugged", pod=identity.pod, devices=list(devices), kept_seconds=seconds)
+        return Debug(
+            region=RegionId(""),  # the ledger's step names each
+            pod=identity.pod,
+            namespace=pod.namespace,
+            name=pod.name,
+            containers=tuple(sorted(identity.containers)),
+            seconds=seconds,
+        )
+
+    def _allows(self, namespace: str) -> bool:
+        return not self._namespaces.isdisjoint({namespace, EVERY_NAMESPACE})
+
+    def _ignored(self, identity: Identity, devices: Sequence[DeviceId], why: str) -> None:
+        message = f"annotation {self._annotation} has no effect: {why}"
+        log.warning(
+            "a debug annotation has no effect", pod=identity.pod, devices=list(devices), reason=why
+        )
+        self._recorder.warned(identity, devices, message, reason="FpgaDebugIgnored")
+
+    # ---------------------------------------------------------------- what became of it
+
+    async def run(self) -> None:
+        """Follow the pods that are debugged, and end what has been kept for long enough."""
+        pause = self._until_look()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._something.wait()
+            await asyncio.sleep(min(_PAUSE, self._interval))
+            self._something.clear()
+            try:
+                await self.look()
+                pause = self._until_look()
+            except JournalError as error:
+                log.warning("debugging waits", error=str(error))
+                pause = self._interval
+
+    def _until_look(self) -> float | None:
+        """Seconds to the next look, if nothing changes before; None: none is needed."""
+        debugs = self._ledger.debugs
+        if not debugs:
+            return None
+        ends = (self.left(debug) for debug in debugs.values() if debug.until)
+        return min(self._interval, DECIDE_SECONDS if self._undecided else math.inf, *ends)
+
+    async def look(self) -> None:
+        """One look at every region that is debugged.
+
+        Raises:
+            JournalError: what follows from it cannot be written; the next look finds it again.
+        """
+        self._undecided = {r: at for r, at in self._undecided.items() if r in self._ledger.debugs}
+        states: dict[tuple[str, tuple[str, ...]], str | None] = {}
+        for region, debug in tuple(self._ledger.debugs.items()):
+            if self._ledger.debugs.get(region) is not debug:
+                continue  # it changed while another's status was read, and is looked at again
+            if debug.until:
+                self._look_at_kept(debug)
+                continue
+            key = debug.pod, debug.containers
+            if key not in states:
+                states[key] = await self._failure(debug)
+            self._look_at_owner(region, debug, states[key])
+
+    def _look_at_kept(self, debug: Debug) -> None:
+        left = self.left(debug)
+        if left == 0:
+            log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
+            self._end(debug.region)
+        elif left > MOST:  # by a former version, which let the operator allow more
+            self._ledger.work.keep(debug.region, self._clock() + MOST)
+
+    async def _failure(self, debug: Debug) -> str | None:
+        """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
+        if self._pods.known(debug.pod) is None:
+            self._pods.learn(debug.pod, PodName(debug.namespace, debug.name))
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                pod = await self._pods.pod(debug.pod, frozenset())
+        except (FpgaPluginError, TimeoutError):
+            return None
+        return failure(pod, debug.containers)
+
+    def _look_at_owner(self, region: RegionId, before: Debug, failed: str | None) -> None:
+        """Note what failed while the region has its owner, and decide when it has none."""
+        ledger = self._ledger
+        debug = ledger.debugs.get(region)
+        if debug is not before:
+            return  # another container began, or another owner came, while the status was read
+        if failed is not None and debug.failure != failed:
+            ledger.work.note_failure(region, failed)
+            debug = ledger.debugs[region]
+        if ledger.region_claim(region) is not None:
+            self._undecided.pop(region, None)
+            return
+        since = self._undecided.setdefault(region, self._clock())
+        if failed is None and self._clock() - since < DECIDE_SECONDS:
+            return
+        del self._undecided[region]
+        if not debug.failure:
+            log.info("region not kept: no failure of its container is known", region=region)
+            self._end(region)
+        elif others := self._kept_for_others(debug):
+            note = f"not kept: the node keeps region {others[0].region} of another pod already"
+            self._tell(debug, f"region {region} is {note}", kept=False)
+            self._end(region)
+        else:
+            seconds = min(debug.seconds, MOST)
+            ledger.work.keep(region, self._clock() + seconds)
+            self._tell(
+                debug,
+                f"region {region} is kept as it is for {seconds:g} s:"
+                f" {debug.failure}; look with `fpga-plugin card show {card_of(region)}`, end it"
+                f" with `fpga-plugin card release {card_of(region)}`",
+                kept=True,
+            )
+
+    def _end(self, region: RegionId) -> None:
+        self._ledger.work.end_debug([region])
+        # Whoever works on the card right now may have looked before.
+        self._queue.add(card_of(region))
+
+    def _kept_for_others(self, debug: Debug) -> list[Debug]:
+        kept = (self._ledger.kept(region) for region in self._ledger.debugs)
+        return [one for one in kept if one is not None and one.pod != debug.pod]
+
+    def _tell(self, debug: Debug, note: str, *, kept: bool) -> None:
+        log.warning(
+            "region kept for debugging" if kept else "region not kept: another pod's is",
+            region=debug.region,
+            pod=debug.pod,
+            namespace=debug.namespace,
+            name=debug.name,
+            failure=debug.failure,
+        )
+        reason = "FpgaRegionKept" if kept else "FpgaRegionNotKept"
+        self._recorder.debugged(debug.pod, PodName(debug.namespace, debug.name), reason, note)
+
+
+class DebugLog:
+    """What the log says of regions that are debugged: their port errors, and what is on them.
+
+    These are the regions of pods with the annotation, and those whose owner asked for `debug=1`.
+    Belongs to the event loop.
+    """
+
+    def __init__(self, operations: CardOperations, reads: CardReads) -> None:
+        self._operations, self._reads = operations, reads
+        self._errors: dict[RegionId, dict[str, int]] = {}
+        self._accelerators: dict[RegionId, AfuId | None] = {}
+
+    async def look(self, card: Card) -> None:
+        """Log each new set of port errors, once."""
+        for region in card.regions:
+            if region.id not in self._operations.debugged:
+                self._errors.pop(region.id, None)
+                continue
+            about = self._operations.owner(region.id)
+            read = partial(self._operations.backend.port_errors, region)
+            try:
+                errors = dict(await self._reads.run(card.id, read))
+            except HardwareError as error:
+                log.warning(
+                    "port errors cannot be read", region=region.id, error=str(error), **about
+                )
+                continue
+            if errors != self._errors.get(region.id, {}):
+                self._errors[region.id] = errors
+                shown = {name: f"{value:#x}" for name, value in errors.items()}
+                log.warning("port errors", region=region.id, errors=shown, **about)
+
+    def shows(self, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """Log what is on them: at the first look, and when it changes."""
+        debugged = self._operations.debugged
+        self._accelerators = {r: afu for r, afu in self._accelerators.items() if r in debugged}
+        for region in observed.keys() & debugged:
+            if self._accelerators.get(region, "") != observed[region]:
+                self._accelerators[region] = observed[region]
+                clock = self._operations.clocks.get(region)
+                log.info(
+                    "accelerator of a debugged region",
+                    region=region,
+                    afu_id=observed[region],
+                    clock=None if clock is None else clock.detail,
+                    **self._operations.owner(region),
+                )
+
+
+def parse_keep(text: str) -> float:
+    """For how many seconds the annotation asks to keep a region; never longer than `MOST`.
+
+    The text is the tenant's: it is read strictly, and never reaches anything but this parser.
+
+    Raises:
+        ValueError: it is something else than `true`, `90s`, `15m` or `1h`.
+    """
+    if text == "true":
+        return USUAL
+    if (match := _SPAN.fullmatch(text)) is None:
+        raise ValueError("write true, or a number with s, m or h behind it, such as 15m")
+    return min(float(int(match[1]) * _SECONDS[match[2]]), MOST)
+
+
+def failure(pod: Pod, containers: Sequence[str]) -> str | None:
+    """What failed of a pod's containers; empty: nothing, None: one of them runs or may yet.
+
+    Of a container that is started again, the failure of its last run does not count any more.
+    """
+    names = [one.name for one in (*pod.init, *pod.containers)]
+    mine = [name for name in names if name in containers] or names
+    for name in mine:
+        state = pod.state(name)
+        if state.phase is not Phase.RUNNING and state.ended is not None and state.ended.exit_code:
+            return f"container {quote(name)} ended with exit code {state.ended.exit_code}"
+    return "" if pod.ended else None

@@ -1,0 +1,55 @@
+"""What is said of cards and regions that are not served because of what is on them."""
+
+import structlog
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import FUNCTIONS_HINT
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId, RegionId
+
+log = structlog.get_logger()
+
+
+def note(ledger: Ledger, card: Card) -> str:
+    """Why a card's regions are not advertised, for people; empty where they are."""
+    if not ledger.naming.serves_functions:
+        return "" if card.reprogrammable else f"cannot be reprogrammed: {FUNCTIONS_HINT}"
+    if of := _withheld(ledger, card):
+        return f"{', '.join(of)} not advertised: an owner's image, which is no function"
+    return ""
+
+
+class FunctionNews:
+    """Says it in the log, once until it changes. Belongs to the event loop."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._told: dict[CardId, tuple[str, list[RegionId]]] = {}
+
+    def found(self, card: Card) -> None:
+        """A card is there, and the ledger knows what is on it."""
+        ledger = self._ledger
+        withheld = _withheld(ledger, card) if ledger.naming.serves_functions else []
+        now = note(ledger, card), withheld
+        if self._told.get(card.id, ("", [])) == now:
+            return
+        self._told[card.id] = now
+        if withheld:
+            log.warning(
+                "a former owner's image is no function",
+                card=card.id,
+                regions=withheld,
+                hint="these regions are not advertised until FPGA_PLUGIN_ADVERTISE=region has"
+                " blanked them (docs/functions.md)",
+            )
+        elif now[0]:
+            log.warning(
+                "card cannot be reprogrammed",
+                card=card.id,
+                description=card.description,
+                hint=FUNCTIONS_HINT,
+            )
+
+
+def _withheld(ledger: Ledger, card: Card) -> list[RegionId]:
+    return [region.id for region in card.regions if ledger.naming.withheld(region.id)]

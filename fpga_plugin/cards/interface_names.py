@@ -1,0 +1,82 @@
+"""Follows what the store's manifest calls interface ids, for the names of resources.
+
+A name is taken away only by a manifest that counts and says otherwise. While there is none, while
+it is being written, or while the store does not answer, resources are called as before: a resource
+that comes and goes with a network file system would take its pods' place in the cluster with it.
+"""
+
+from typing import Final, Protocol
+
+import structlog
+
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.bitstreams.manifest import InterfaceAliases
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.host.ticks import tick
+from fpga_plugin.ids import InterfaceId
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 5.0
+"""Between two looks: the manifest is read again only when its file changed."""
+
+
+class NameSource(Protocol):
+    """What says what interface ids are called (`StoreReader`)."""
+
+    async def interface_aliases(self) -> InterfaceAliases | None:
+        """By interface id; None: there is no manifest that counts."""
+
+
+class InterfaceNames:
+    """Belongs to the event loop."""
+
+    def __init__(self, ledger: Ledger, source: NameSource) -> None:
+        self._ledger = ledger
+        self._source = source
+        self._problem = ""
+        self._waiting: dict[InterfaceId, str] = {}
+
+    async def run(self) -> None:
+        """Follow the manifest until cancelled."""
+        while True:
+            await tick(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Call interface ids as the manifest does now; what is in the way is logged once."""
+        try:
+            aliases = await self._source.interface_aliases()
+        except FpgaPluginError as error:
+            if self._problem != error.message:
+                self._problem = error.message
+                log.warning(
+                    "aliases of interface ids are not known: resources keep their names",
+                    error=error.message,
+                    hint=error.hint,
+                )
+            return
+        self._problem = ""
+        if aliases is None:
+            return
+        before = dict(self._ledger.aliases)
+        try:
+            waiting = self._ledger.naming.call_interfaces(aliases)
+        except JournalError as error:
+            log.warning("resources keep their names", error=str(error))
+            return
+        if before != self._ledger.aliases:
+            log.info("aliases of interface ids", aliases=dict(self._ledger.aliases))
+        told: dict[InterfaceId, str] = {}
+        for interface_id, (alias, resource) in waiting.items():
+            told[interface_id] = alias
+            if self._waiting.get(interface_id) != alias:
+                log.warning(
+                    "an alias waits: a pod has a device by it for another interface id",
+                    alias=alias,
+                    interface_id=interface_id,
+                    resource=resource,
+                    hint="it is taken when such pods have ended",
+                )
+        self._waiting = told

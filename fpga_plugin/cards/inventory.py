@@ -1,0 +1,500 @@
+"""Keeps the ledger's view of the hardware: cards that come, go, fail and recover.
+
+A full scan at start and when events were lost; one card's scan for everything else. No periodic
+rescan. Health signals are read with the card's lock held, since they mislead while a PR runs; the
+scan itself is not, so that a pulled card is seen while another of its regions is being programmed.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.cards.debugging import DebugLog
+from fpga_plugin.cards.functions import FunctionNews
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.model import (
+    Card,
+    CardHealth,
+    CardProblem,
+    Iommu,
+)
+from fpga_plugin.host.ticks import tick
+from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
+from fpga_plugin.settings.values import CardSelection
+
+log = structlog.get_logger()
+
+_SETTLING = 1.0
+"""Seconds until a card that comes and goes is looked at again."""
+
+_Observed = dict[RegionId, AfuId | None]
+_Signals = tuple[CardHealth, _Observed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a look at a card showed.
+
+    Attributes:
+        found: None: there is none.
+        observed: what its regions show; None: it went meanwhile, or the plugin is not to touch it.
+        health: its signals; None: they were not read.
+    """
+
+    found: Card | CardProblem | None
+    observed: _Observed | None = None
+    health: CardHealth | None = None
+
+
+class Inventory:
+    """Belongs to the event loop.
+
+    Args:
+        operations: has ledger, backend, blanks and the cards' locks.
+        queue: where each card that may have work is added.
+        news: is told of cards that fail and recover.
+        reads: of cards that may not answer.
+        cards: which of them the operator lets the plugin touch.
+        interval: seconds between two looks at all cards' health. For as long a signal of trouble
+            has to be gone before its region counts as recovered: a card at the edge of its
+            temperature limit must not come and go.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        queue: CardQueue,
+        *,
+        recorder: EventRecorder,
+        reads: CardReads,
+        cards: CardSelection,
+        interval: float,
+    ) -> None:
+        self._ledger = operations.ledger
+        self._backend = operations.backend
+        self._blanks = operations.blanks
+        self._workers = operations.workers
+        self._cards = cards
+        self._queue = queue
+        self._operations = operations
+        self._debugged = DebugLog(operations, reads)
+        self._recorder = recorder
+        self._reads = reads
+        self._interval = interval
+        self._well_since: dict[RegionId, float] = {}
+        self._full_scan = asyncio.Lock()
+        self._scans: dict[CardId, asyncio.Lock] = {}
+        self._changes: Counter[CardId] = Counter()
+        self._again: set[CardId] = set()
+        self._all_again = False
+        self._degraded: dict[CardId, tuple[str, ...]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._functions = FunctionNews(operations.ledger)
+        self._closing = False
+        self.problems = operations.ledger.problems  # whoever asks for such a card is told why
+
+    async def scan(self) -> None:
+        """Everything anew; a card that changed meanwhile is left to its own scan."""
+        async with self._full_scan:
+            self._all_again = False
+            before = self._changes.copy()
+            present = await asyncio.to_thread(self._backend.card_ids)
+            read, silent = await self._reads.each(present, self._see_or_problem)
+            for card_id in silent:
+                self._no_answer(card_id)
+            gone = (self._ledger.cards.keys() | self.problems.keys()) - set(present)
+            for card_id, seen in {**dict.fromkeys(gone, _Seen(None)), **read}.items():
+                await self._take_in(card_id, seen, since=before[card_id])
+
+    def _see_or_problem(self, card_id: CardId) -> _Seen:
+        try:
+            return self._see(card_id, health=True)
+        except HardwareError as error:
+            address = PciAddress.parse(card_id)
+            return _Seen(CardProblem(address, error.message, error.hint))
+
+    def _see(self, card_id: CardId, *, health: bool) -> _Seen:
+        """One look, in a thread; with its `health` where nobody works on it.
+
+        Raises:
+            HardwareError: sysfs cannot be listed.
+        """
+        found = self._backend.scan_card(card_id)
+        if not isinstance(found, Card) or not self._cards.selects(card_id):
+            return _Seen(found)
+        try:
+            observed = self._observe(found)
+        except CardGoneError:
+            return _Seen(found)
+        idle = health and not self._workers.locked(card_id)
+        return _Seen(found, observed, self._backend.health(found) if idle else None)
+
+    async def _take_in(self, card_id: CardId, seen: _Seen, *, since: int | None = None) -> None:
+        """Tell the ledger what a look showed, unless the card changed `since`."""
+
+        def outdated() -> bool:
+            return since not in {None, self._changes[card_id]}
+
+        if outdated() or not self._cards.selects(card_id):
+            return
+        if isinstance(seen.found, CardProblem):
+            self._problem(seen.found)
+            self._gone(card_id)
+            return
+        self.problems.pop(card_id, None)
+        if seen.found is None:
+            self._gone(card_id)
+            return
+        if seen.observed is None:  # it went while it was looked at
+            self._gone(card_id)
+            self._look_later(card_id)
+            return
+        blank = await self._blank(seen.found)
+        if outdated():
+            return
+        known = card_id in self._ledger.cards
+        self._found(seen.found, seen.observed, blank)
+        if seen.health is None:
+            return
+        if not known:
+            self._judged(seen.found, seen.health)
+        elif not self._as_before(seen.found, seen.health, seen.observed):
+            # Work may have begun on it while it was read: a PR looks like a poisoned port.
+            self._spawn(self.check(card_id))
+
+    def _observe(self, card: Card) -> _Observed:
+        """What the regions show; None: it cannot be read.
+
+        Raises:
+            CardGoneError: a region went, if only to be replaced.
+        """
+        observed: _Observed = {}
+        for region in card.regions:
+            try:
+                observed[region.id] = self._backend.afu_id(region)
+            except CardGoneError:
+                raise
+            except FpgaPluginError:
+                observed[region.id] = None
+        return observed
+
+    def changed(self, card: CardId | None) -> None:
+        """Something may have changed about a card; None: about any (`EventSource`)."""
+        if self._closing:
+            return
+        if card is None:
+            if not self._all_again:
+                self._all_again = True
+                log.info("events were lost, scanning all cards")
+                self._spawn(self.scan())
+        elif self._cards.selects(card):
+            self._changes[card] += 1
+            if card not in self._again:
+                self._again.add(card)
+                self._spawn(self.rescan(card))
+
+    def _look_later(self, card: CardId) -> None:
+        """A card is not what it was said to be a moment ago: it comes and goes."""
+        asyncio.get_running_loop().call_later(_SETTLING, self.changed, card)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FpgaPluginError as error:
+            log.warning("scan failed", error=str(error))
+        except Exception:
+            log.exception("scan failed")
+
+    async def rescan(self, card_id: CardId) -> None:
+        """One card anew, with its health signals; takes the card's lock for these."""
+        await self.look(card_id)
+        if card_id in self._ledger.cards:
+            await self.check(card_id)
+
+    async def look(self, card_id: CardId) -> None:
+        """One card anew, but for its health signals."""
+        async with self._scans.setdefault(card_id, asyncio.Lock()):
+            self._again.discard(card_id)
+            try:
+                seen = await self._reads.run(card_id, lambda: self._see(card_id, health=False))
+            except SilentCardError:
+                self._no_answer(card_id)
+                return
+            await self._take_in(card_id, seen)
+
+    async def _blank(self, card: Card) -> AfuId | None:
+        """AFU id of what a card's free regions are blanked with; None: with nothing."""
+        if self._ledger.naming.serves_functions or not card.reprogrammable:
+            return None
+        return await self._blanks.afu_id(card.interface_id)
+
+    def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
+        if self._ledger.cards.get(card.id) != card:
+            log.info(
+                "card found",
+                card=card.id,
+                interface_id=card.interface_id,
+                regions=len(card.regions),
+                ports=card.ports,
+                numa_node=card.numa_node,
+            )
+            self._say_what_is_exposed(card)
+        replaced = self._ledger.hardware.card_found(card, observed, blank)
+        if replaced:
+            log.warning(
+                "card went and came back",
+                card=card.id,
+                regions=sorted(replaced),
+                **self._owners(card.id),
+            )
+            self._recorder.card_failed(card.id, "it went and came back")
+            self._backend.accept_errors(card.id)  # those that it came with are not its own failing
+        self._functions.found(card)
+        self._queue.add(card.id)
+
+    def _say_what_is_exposed(self, card: Card) -> None:
+        """What a scrub does not undo, and no setting of the plugin's mends."""
+        before = self._ledger.cards.get(card.id)
+        given = self._ledger.obstacles.exposure.note(card) or None
+        if card.never_cleared and (before is None or not before.never_cleared):
+            log.warning(
+                "a card's memory is never cleared",
+                card=card.id,
+                given=given,
+                hint="a pod may read what the last one left there; FPGA_PLUGIN_UNCLEARED_MEMORY"
+                " says who gets such a card (docs/security.md)",
+            )
+        exposed = card.iommu is not Iommu.TRANSLATE
+        if exposed and (before is None or before.iommu is not card.iommu):
+            log.warning(
+                "a card's DMA is not limited by an IOMMU",
+                card=card.id,
+                iommu=card.iommu.value,
+                given=given,
+                hint="an accelerator on it can read and write all of the node's memory;"
+                " FPGA_PLUGIN_UNTRANSLATED_DMA says who gets such a card (docs/security.md)",
+            )
+
+    def _gone(self, card_id: CardId) -> None:
+        if card_id in self._ledger.cards:
+            log.warning("card gone", card=card_id, **self._owners(card_id))
+            self._recorder.card_failed(card_id, "gone")
+            self._ledger.hardware.card_gone(card_id)
+            self._degraded.pop(card_id, None)
+
+    def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
+        """Who has something of a card, as values of a log line."""
+        claims = self._ledger.claims_on(card_id)
+        return {
+            "owned": [claim.device for claim in claims],
+            "pods": frozenset(claim.pod for claim in claims if claim.pod is not None),
+        }
+
+    def _problem(self, problem: CardProblem) -> None:
+        card_id = problem.address.card_id
+        if self._cards.selects(card_id) and self.problems.get(card_id) != problem:
+            self.problems[card_id] = problem
+            log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
+
+    def degraded(self, card_id: CardId) -> tuple[str, ...]:
+        """A card's signals at the last look that are worth telling and take nothing away."""
+        return self._degraded.get(card_id, ())
+
+    def say_what_is_missing(self, sysfs_root: str) -> None:
+        """After the first scan: a slip in a setting looks like a node without cards."""
+        wanted = self._cards.only or frozenset()
+        for card in sorted(wanted - self._ledger.cards.keys() - self.problems.keys()):
+            log.warning(
+                "a card that FPGA_PLUGIN_CARDS names is not there",
+                card=card,
+                hint="`fpga-plugin card list` lists those that are; it is served once it comes",
+            )
+        if not wanted and not self._ledger.cards and not self.problems:
+            log.warning(
+                "no FPGA cards on this node",
+                hint="the kernel's dfl-pci driver has to be bound to them (lspci -k -d ::1200), and"
+                f" the node's /sys mounted at {sysfs_root}"
+                " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
+            )
+
+    async def run(self) -> None:
+        """Look for signals that no event tells of, until cancelled."""
+        while True:
+            await tick(self._interval)
+            await self.check_all()
+
+    async def check_all(self) -> None:
+        """Read the health signals of all cards.
+
+        First of all that are idle in one turn of a thread, which is all that an idle node costs; a
+        card that does not look as it did is then looked at with its lock held.
+        """
+        idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
+        for card_id in [c for c, problem in self.problems.items() if problem.message == SILENT]:
+            self.changed(card_id)
+        signals, silent = await self._reads.each(idle, lambda card_id: self._signals(idle[card_id]))
+        same = {
+            card_id
+            for card_id, seen in signals.items()
+            if seen is not None
+            and self._ledger.cards.get(card_id) == idle[card_id]
+            and self._as_before(idle[card_id], *seen)
+        }
+        for card_id, card in tuple(self._ledger.cards.items()):
+            if card_id in same:
+                self._queue.add(card_id)
+            elif card_id in silent:
+                self._silent(card)
+            else:
+                await self.check(card_id)
+
+    def _as_before(
+        self, card: Card, health: CardHealth, observed: Mapping[RegionId, AfuId | None]
+    ) -> bool:
+        """Whether `check` would change nothing."""
+        ledger = self._ledger
+        regions = [region.id for region in card.regions]
+        return (
+            {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
+            and not any(r in self._well_since for r in health.failed)
+            and self._degraded.get(card.id, ()) == health.degraded
+            and self._operations.debugged.isdisjoint(regions)
+            and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
+        )
+
+    async def check(self, card_id: CardId) -> None:
+        """Read a card's health signals, when no work runs on it."""
+        async with self._workers.lock(card_id):
+            card = self._ledger.cards.get(card_id)
+            if card is None or self._closing:
+                return
+            # One thread's turn for both: on an idle node nothing else wakes the process.
+            try:
+                signals = await self._reads.run(card_id, lambda: self._signals(card))
+            except SilentCardError:
+                if self._ledger.cards.get(card_id) == card:
+                    self._silent(card)
+                return
+            await self._debugged.look(card)
+            if self._ledger.cards.get(card_id) != card:
+                return  # whoever found that out looks at its health next
+            if signals is None:
+                self._look_later(card_id)
+                return
+            health, observed = signals
+            self._debugged.shows(observed)
+            self._verify(card, observed)
+            self._judged(card, health)
+
+    def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
+        for region, record in self._ledger.hardware.verify(card.id, observed).items():
+            log.error(
+                "region changed by another process",
+                region=region,
+                afu_id=observed[region],
+                expected=record.afu_id,
+                **self._operations.owner(region),
+            )
+            shows = f"shows AFU {observed[region] or 'none'} where {record.afu_id} was left"
+            self._recorder.card_failed(card.id, f"region {region} {shows}")
+
+    def _signals(self, card: Card) -> _Signals | None:
+        """The card's health and AFU ids; None: it went, or another one has come in its place."""
+        try:
+            health = self._backend.health(card)
+        except HardwareError as error:
+            health = _failed(card, str(error))
+        try:
+            return health, self._observe(card)
+        except CardGoneError:
+            return None
+
+    def _no_answer(self, card_id: CardId) -> None:
+        """A card, known or not, could not be looked at."""
+        if (card := self._ledger.cards.get(card_id)) is not None:
+            self._silent(card)
+        else:
+            self._problem(CardProblem(PciAddress.parse(card_id), SILENT, SILENT_HINT))
+
+    def _silent(self, card: Card) -> None:
+        """It does not answer: its regions are out of service until it does."""
+        self._judged(card, _failed(card, SILENT))
+
+    def hasten(self, card_id: CardId) -> None:
+        """What is well at the next look is recovered then, however short it has been well.
+
+        Errors that were only counted are no trouble any more.
+        """
+        self._backend.accept_errors(card_id)
+        for region in self._ledger.failing:
+            if card_of(region) == card_id:
+                self._well_since[region] = float("-inf")
+
+    def _not_yet(self, card: Card, health: CardHealth) -> dict[RegionId, Fault]:
+        """Regions that look well, but not for long enough, with what was wrong."""
+        now = asyncio.get_running_loop().time()
+        waiting: dict[RegionId, Fault] = {}
+        for region in (r.id for r in card.regions):
+            fault = self._ledger.failing.get(region)
+            if fault is None or region in health.failed:
+                self._well_since.pop(region, None)
+            elif fault.kind in {FaultKind.POISONED, FaultKind.CURABLE}:
+                continue  # a rebind, or an image that answers: that passes by no limit
+            elif region not in self._well_since and self._interval:
+                self._well_since[region] = now
+                waiting[region] = fault
+                asyncio.get_running_loop().call_later(self._interval, self.changed, card.id)
+            elif now - self._well_since.get(region, now) < self._interval:
+                waiting[region] = fault
+        return waiting
+
+    def _judged(self, card: Card, health: CardHealth) -> None:
+        if waiting := self._not_yet(card, health):
+            health = replace(health, failed={**waiting, **health.failed})
+        for failed, fault in health.failed.items():
+            if self._ledger.failing.get(failed) != fault:
+                reason = fault.message
+                log.error(
+                    "region unhealthy",
+                    region=failed,
+                    reason=reason,
+                    **self._operations.owner(failed),
+                )
+                self._recorder.card_failed(card.id, f"region {failed}: {reason}")
+        for region in card.regions:
+            if region.id in self._ledger.failing and region.id not in health.failed:
+                log.info("region recovered", region=region.id, **self._operations.owner(region.id))
+                self._recorder.card_recovered(card.id, f"region {region.id} is well again")
+        if self._degraded.get(card.id, ()) != health.degraded:
+            self._degraded[card.id] = health.degraded
+            if health.degraded:
+                log.warning("card degraded", card=card.id, signals=health.degraded)
+        self._ledger.hardware.set_failing(card.id, health.failed)
+        self._queue.add(card.id)
+
+    async def close(self) -> None:
+        """Take no more events, and wait for the scans that run."""
+        self._closing = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def _failed(card: Card, message: str) -> CardHealth:
+    """Something that may pass is wrong with the card as a whole."""
+    fault = Fault(FaultKind.TRANSIENT, message)
+    return CardHealth({region.id: fault for region in card.regions})

@@ -1,0 +1,494 @@
+"""Operations on a card: what preparation and scrubbing share when they work on its regions.
+
+Both take a card's regions, hold their ports exclusively, bring them into a known condition, and
+write every step into the ledger before it begins. A region that fails is taken out of service.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from fpga_plugin.allocation.journal.records import Condition, Tenancy
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards import steps
+from fpga_plugin.cards.blanks import Blanks
+from fpga_plugin.cards.clocks import (
+    ClockPlan,
+    ClockState,
+    known_without_card,
+    of_function,
+    plan_clock,
+)
+from fpga_plugin.cards.reports import Report, ReportObserver
+from fpga_plugin.cards.workers import CardWorkers
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    HardwareError,
+    PortInUseError,
+    ProgrammingError,
+    WrongImageError,
+)
+from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
+from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.grant import DeviceNumber, Path
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, PodUid, RegionId
+from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class CardOperations:
+    """The collaborators, and what both sides do with them.
+
+    Attributes:
+        observer: is told of each scrub and preparation.
+        debugged: regions whose owner asked for `debug=1`: their port errors are logged.
+        lives: about which life of its card the work on each region is.
+        clocks: what became of the clock of the image that is on a region.
+        doubted: regions whose last work failed although the card's signals are well.
+    """
+
+    ledger: Ledger
+    backend: Backend
+    blanks: Blanks
+    workers: CardWorkers
+    cgroups: PodCgroups
+    observer: ReportObserver
+    debugged: set[RegionId] = field(default_factory=set, init=False)
+    clocks: dict[RegionId, ClockPlan] = field(default_factory=dict, init=False)
+    lives: dict[RegionId, int] = field(default_factory=dict, init=False)
+    doubted: set[RegionId] = field(default_factory=set, init=False)
+
+    async def living(self, tenancies: Iterable[Tenancy]) -> Tenancy | None:
+        """The first of these whose processes run, or may; None: all of them are gone.
+
+        The one answer to "is it gone", which needs both: kubelet's word, and a cgroup that is empty
+        or gone. Either alone is not enough: between two containers of a pod the cgroup may be
+        empty, and kubelet loses sight of pods that are deleted by force. Where no pod's cgroup can
+        be seen, or the pod was never known, kubelet's word counts alone (invariant 7).
+        """
+        for one in sorted(tenancies, key=lambda each: each.pod or ""):
+            if not await self._is_gone(one):
+                return one
+        return None
+
+    def former(self, region: RegionId) -> frozenset[PodUid]:
+        """Pods that had a region since it was last scrubbed, for those who watch."""
+        return frozenset(
+            one.pod for one in self.ledger.tenancies.left(region) if one.pod is not None
+        )
+
+    def owner(self, region: RegionId) -> Mapping[str, PodUid]:
+        """Whose region it is, as far as it is known: a value of a log line."""
+        claim = self.ledger.region_claim(region)
+        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+
+    async def _is_gone(self, tenancy: Tenancy) -> bool:
+        if not tenancy.used:
+            return True
+        if not tenancy.left:
+            return False
+        return tenancy.pod is None or not await asyncio.to_thread(
+            self._may_live, tenancy.pod, tenancy.cgroups
+        )
+
+    def _may_live(self, pod: PodUid, cgroups: Collection[Cgroup]) -> bool:
+        return not self.cgroups.instance_gone(cgroups) and self.cgroups.may_live(pod)
+
+    @asynccontextmanager
+    async def ports(
+        self, card: Card, regions: Sequence[Region]
+    ) -> AsyncIterator[Mapping[RegionId, Port]]:
+        """Hold ports exclusively; all of them, or none.
+
+        Raises:
+            PortInUseError: somebody has one open.
+            CardGoneError: one is not there.
+            HardwareError: its device number cannot be read.
+            JournalError: who has it cannot be written down.
+        """
+        stack = ExitStack()
+        numbers: dict[RegionId, Mapping[Path, DeviceNumber]] = {}
+
+        def open_all() -> dict[RegionId, Port]:
+            try:
+                ports = {
+                    region.id: stack.enter_context(self.backend.open_port(card, region))
+                    for region in regions
+                }
+                numbers.update((region.id, self.backend.numbers(region)) for region in regions)
+            except BaseException:
+                stack.close()
+                raise
+            return ports
+
+        # Before they are opened: a card that goes meanwhile makes these ports another card's.
+        self.begin(card, [region.id for region in regions])
+        try:
+            # Inside: who is cancelled meanwhile is told so when they are open.
+            ports = await self.workers.run(card.id, open_all)
+            if not any(self._went(card, region.id) for region in regions):
+                self.ledger.hardware.numbered(numbers)
+            yield ports
+        finally:
+            await self.workers.finish(card.id, stack.close)
+
+    @asynccontextmanager
+    async def work(
+        self,
+        card: Card,
+        regions: Sequence[Region],
+        check: Callable[[], object],
+        pod: PodUid | None = None,
+    ) -> AsyncIterator["Work"]:
+        """Hold regions' ports, for an owner's `pod` or the operator; at the end tell what was done.
+
+        Raises:
+            FpgaPluginError: a port cannot be held (`ports`), or the work must not begin (`check`).
+        """
+        check()
+        reports = {
+            region.id: Report(region.id, pod=pod, former=self.former(region.id))
+            for region in regions
+        }
+        async with self.ports(card, regions) as ports:
+            try:
+                yield Work(self, card, ports, reports, check)
+            finally:
+                self.settle(reports)
+                for report in reports.values():
+                    if report.steps:
+                        self.report(report)
+
+    def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
+        """Work on these regions is about the card that is there now, and no later one."""
+        for region in regions:
+            if self.lives.get(region) != (life := self.ledger.lives[card.id]):
+                self.doubted.discard(region)
+            self.lives[region] = life
+
+    async def step(
+        self,
+        card: Card,
+        report: Report,
+        function: Callable[[], None],
+        *,
+        pr: bool,
+        blank: bool = False,
+    ) -> None:
+        """One blocking step on a region that the ledger has as SCRUBBING.
+
+        `pr`: a partial reconfiguration is part of it; `blank`: it is the blank bitstream's.
+
+        Whatever goes wrong, the ledger knows afterwards: FAULTED for what only an operator or a
+        rebind mends, DIRTY for what a later scrub may mend.
+
+        Raises:
+            FpgaPluginError: it failed.
+        """
+        region = report.region
+        try:
+            if pr:
+                with self.workers.in_flight(region):
+                    await self.workers.run(card.id, function)
+            else:
+                await self.workers.run(card.id, function)
+            # Asked before, too, it would protect nobody: as long as the card's lock is held, no
+            # container starts on whatever card is there by now.
+            self._check_still_there(card, region)
+            if pr:
+                self.doubted.discard(region)
+        except WrongImageError as error:
+            # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
+            report.failed(error)
+            if blank:
+                self.ledger.work.faulted(region, error.message)
+            else:
+                self.ledger.work.dirty([region], error.message)
+            raise
+        except HardwareError as error:
+            report.failed(error)
+            if self._went(card, region):
+                self.ledger.work.dirty([region], error.message)
+                raise self._gone(card, region) from error
+            await self._judge(card, report, error)
+            raise
+        except (CardGoneError, PortInUseError) as error:
+            report.failed(error)
+            self.ledger.work.dirty([region], error.message)
+            raise
+        except FpgaPluginError as error:
+            report.failed(error)
+            self.ledger.work.dirty([region], error.message)
+            raise
+        except Exception as error:
+            report.failed(error)
+            self.ledger.work.dirty([region], "an unexpected error; see the log")
+            log.exception("unexpected error", region=region, **report.concerned())
+            raise
+
+    def _went(self, card: Card, region: RegionId) -> bool:
+        """Whether the card went since `begin`, if only to come back."""
+        return self.lives[region] != self.ledger.lives[card.id]
+
+    def _check_still_there(self, card: Card, region: RegionId) -> None:
+        if self._went(card, region):
+            raise self._gone(card, region)
+
+    @staticmethod
+    def _gone(card: Card, region: RegionId) -> CardGoneError:
+        return CardGoneError(
+            f"card {card.id} was removed while region {region} was worked on",
+            hint="the next try works on what is there now",
+        )
+
+    async def _judge(self, card: Card, report: Report, error: HardwareError) -> None:
+        """Does the hardware itself report trouble that passes, or is the region lost?
+
+        A PR that failed before anything was written leaves a port that still answers; one that
+        failed on the way leaves it poisoned, which reads as such. Any other failure of which the
+        card's own signals know nothing may be that of a card that was swapped between two looks:
+        with its ports opened anew it gets one more try. So does an accelerator that hangs.
+        """
+        region = report.region
+        try:
+            health = await self.workers.finish(card.id, self.backend.health, card)
+        except FpgaPluginError:
+            health = None
+        fault = None if health is None else health.failed.get(region)
+        passing = fault is not None and fault.kind is FaultKind.TRANSIENT
+        sound = health is not None and (fault is None or not fault.stops_work)
+        again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
+        if passing or again:
+            self.doubted.add(region)
+            self.ledger.work.dirty([region], error.message)
+        else:
+            self.ledger.work.faulted(region, error.message)
+        if health is not None:
+            self.ledger.hardware.set_failing(card.id, health.failed)
+        log.error(
+            "region failed",
+            region=region,
+            error=str(error),
+            condition=str(self.ledger.record(region).condition),
+            **report.concerned(),
+        )
+
+    async def scrub(
+        self,
+        card: Card,
+        region: Region,
+        port: Port,
+        blank: Bitstream | None,
+        report: Report,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Scrub a region but for its card's memory; it stays SCRUBBING.
+
+        `keep`: what is on it stays (`Naming.keeps`).
+
+        Raises:
+            FpgaPluginError: it failed, and the ledger knows.
+        """
+        self.debugged.discard(region.id)
+        self.clocks.pop(region.id, None)
+        await self.step(
+            card,
+            report,
+            lambda: steps.scrub(self.backend, card, region, port, blank, report, keep=keep),
+            pr=not keep,
+            blank=True,
+        )
+
+    async def plan_clock(
+        self,
+        card: Card,
+        region: Region,
+        bitstream: Bitstream,
+        settings: DriverSettings,
+        report: Report,
+    ) -> ClockPlan:
+        """What an image's clock is to be; before the PR, and after a scrub gave the default back.
+
+        Raises:
+            FpgaPluginError: the image would run too fast, or the card says nonsense; the region is
+                as it was.
+        """
+        try:
+            made = known_without_card(region.id, bitstream, settings)
+            if made is None:  # else the card's thread is not woken
+                made = await self.workers.run(
+                    card.id, plan_clock, self.backend, card, region, bitstream, settings
+                )
+        except FpgaPluginError as error:
+            report.failed(error)
+            raise
+        if made.state is ClockState.NOT_CHECKED:
+            log.warning(
+                "an image's clock is not checked",
+                region=region.id,
+                clock=made.detail,
+                hint="above the frequency that it was built for it computes wrongly",
+                **report.concerned(),
+            )
+        return made
+
+    async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
+        """Clear the card's memory, unless somebody may still use it; then the debt stays open.
+
+        The knobs belong to the card: they would wipe a neighbour's memory too. And while another
+        region is not clean, what is on it may write the memory again: only when all are, the debt
+        is paid.
+
+        Raises:
+            FpgaPluginError: it failed; none of `reports`' regions may be given out.
+        """
+        if not card.clears_memory:
+            return
+        if (former := await self.living(self.ledger.left_on(card.id, but=reports))) is not None:
+            log.info(
+                "memory is not cleared while a former owner runs",
+                card=card.id,
+                pod=former.pod,
+                regions=list(reports),
+            )
+            return
+        if self.ledger.others_owned(card.id, reports):
+            return
+        first, *others = reports.values()
+        try:
+            await self.step(
+                card, first, lambda: steps.clear_memory(self.backend, card, first), pr=False
+            )
+        except FpgaPluginError as error:
+            # One card, one memory: what was concluded of the first holds for all.
+            lost = self.ledger.record(first.region).condition is Condition.FAULTED
+            for report in others:
+                report.failed(error)
+                if lost:
+                    self.ledger.work.faulted(report.region, error.message)
+                else:
+                    self.ledger.work.dirty([report.region], error.message)
+            raise
+        for report in others:
+            report.steps.append(first.steps[-1])
+        if self.ledger.others_clean(card, reports):
+            self.ledger.work.set_debt(card.id, open_=False)
+
+    def report(self, report: Report) -> None:
+        """Log what was done to a region, and tell the observer."""
+        log.info(
+            "region scrubbed" if report.scrubbed else "region prepared",
+            region=report.region,
+            steps={step.name: round(step.seconds, 6) for step in report.steps},
+            notes=[step.note for step in report.steps if step.note],
+            afu_id=report.afu_id,
+            error=report.error or None,
+            condition=str(self.ledger.record(report.region).condition),
+            **report.concerned(),
+        )
+        self.observer.reported(report)
+
+    def settle(self, regions: Iterable[RegionId]) -> None:
+        """No region may stay SCRUBBING when nobody works on it."""
+        left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
+        if left:
+            self.ledger.work.dirty(left, "the work on it was not finished")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done for one owner, or for the operator, to regions whose ports are held.
+
+    Attributes:
+        operations: on whose card.
+        card: with its lock held.
+        ports: of the regions.
+        reports: of each of them.
+        check: raises when it must not go on; asked before each step that begins.
+    """
+
+    operations: CardOperations
+    card: Card
+    ports: Mapping[RegionId, Port]
+    reports: Mapping[RegionId, Report]
+    check: Callable[[], object]
+
+    async def scrub(
+        self,
+        regions: Sequence[Region],
+        blank: Bitstream | None,
+        keeping: Collection[RegionId] = (),
+    ) -> None:
+        """Scrub regions but for the card's memory, which is a debt from now on.
+
+        `keeping`: those whose function stays (`Naming.keeps`).
+
+        Raises:
+            FpgaPluginError: one failed, and the ledger knows.
+        """
+        operations = self.operations
+        self.check()
+        operations.ledger.work.working([region.id for region in regions])
+        if self.card.clears_memory:
+            operations.ledger.work.set_debt(self.card.id, open_=True)
+        for region in regions:
+            self.check()
+            port, report, keep = (
+                self.ports[region.id],
+                self.reports[region.id],
+                region.id in keeping,
+            )
+            await operations.scrub(self.card, region, port, blank, report, keep=keep)
+
+    async def program(
+        self,
+        region: Region,
+        image: Bitstream | AfuId,
+        settings: DriverSettings,
+        *,
+        quiesce: bool = False,
+    ) -> ClockPlan:
+        """Bring a clean region, or its owner's own, to an image; or confirm that it has a function.
+
+        `quiesce`: what is on it ran before. The region stays SCRUBBING.
+
+        Raises:
+            FpgaPluginError: it failed, and the ledger knows.
+        """
+        operations, card = self.operations, self.card
+        port, report = self.ports[region.id], self.reports[region.id]
+        programs = isinstance(image, Bitstream)
+        clock = (
+            await operations.plan_clock(card, region, image, settings, report)
+            if isinstance(image, Bitstream)
+            else of_function(settings)
+        )
+        self.check()  # the clock was read meanwhile
+        # Until a blank replaces an image, it is known: nobody takes it for a function.
+        tenant = image.afu_id if isinstance(image, Bitstream) else None
+        operations.ledger.work.working([region.id], image=tenant)
+
+        def program() -> None:
+            if quiesce:
+                steps.quiesce(operations.backend, card, region, port, report)
+            steps.set_parameters(operations.backend, card, region, clock, report)
+            if isinstance(image, Bitstream):
+                steps.program(port, image, report, name="program")
+            else:
+                steps.confirm(port, image, report)
+
+        operations.debugged.discard(region.id)
+        await operations.step(card, report, program, pr=programs)
+        if settings.debug:
+            operations.debugged.add(region.id)
+        operations.clocks[region.id] = clock
+        return clock

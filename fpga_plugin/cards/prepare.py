@@ -1,0 +1,352 @@
+"""Preparation: bring the regions of a PreStart into the state that the container asks for.
+
+Whatever was missed before, here a region is scrubbed if it was not since its last owner,
+programmed, and verified, or the container does not start (invariant 2).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fpga_plugin.allocation.journal.records import Condition, RegionRecord
+from fpga_plugin.allocation.lease import Lease
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards import steps
+from fpga_plugin.cards.operations import CardOperations, Work
+from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.cards.recovery import Recovery
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    HardwareError,
+    NotFinishedError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Backend, DriverSettings
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+
+
+class FormerOwnerRunsError(RefusedError):
+    """A pod that had a region before still has processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a container asks of a region.
+
+    Attributes:
+        bitstream: to be programmed.
+        settings: driver parameters that override the defaults for the time of the claim.
+    """
+
+    bitstream: Bitstream
+    settings: DriverSettings
+
+    @property
+    def afu_id(self) -> AfuId:
+        """What the region reads as once it is programmed."""
+        return self.bitstream.afu_id
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A preprogrammed function that a container gets as it is: reset, and nothing programmed.
+
+    Attributes:
+        afu_id: of the function.
+        settings: as of a `Want`.
+    """
+
+    afu_id: AfuId
+    settings: DriverSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One PreStart's work.
+
+    Attributes:
+        lease: on the claims of the call's devices, as they were when the plan was made.
+        pod: their owner, if kubelet's records tell.
+        wants: what each region is to become; None: blank.
+        epoch: kubelet's life that asked. A later one may start the owner's containers without
+            PreStart until the plugin has registered with it.
+    """
+
+    lease: Lease
+    pod: PodUid | None
+    wants: Mapping[RegionId, Want | Kept | None]
+    epoch: str
+
+
+class Preparer:
+    """Carries out plans, card by card; the cards of one plan work at the same time.
+
+    Args:
+        operations: what is done to a card.
+        recovery: of poisoned ports.
+        queue: where each card is added when its part is done.
+        reads: of cards that may not answer.
+    """
+
+    def __init__(
+        self, operations: CardOperations, recovery: Recovery, queue: CardQueue, reads: CardReads
+    ) -> None:
+        self._operations = operations
+        self._recovery = recovery
+        self._queue = queue
+        self._reads = reads
+
+    async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
+        """Do it; returns each region's record as its own card's work left it.
+
+        The cards end at different times: what happens to one of them while another is still worked
+        on makes its record another one than is returned.
+
+        Raises:
+            FpgaPluginError: not all regions are as asked; the ledger knows what each one is.
+        """
+        cards: dict[CardId, list[RegionId]] = {}
+        for region in plan.wants:
+            cards.setdefault(card_of(region), []).append(region)
+        outcomes = await asyncio.gather(
+            *(self._card(plan, card, regions) for card, regions in cards.items()),
+            return_exceptions=True,
+        )
+        for card in cards:
+            self._queue.add(card)
+        records: dict[RegionId, RegionRecord] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            records.update(outcome)
+        return records
+
+    async def read_back(self, plan: Plan) -> dict[RegionId, AfuId | None]:
+        """What is on the plan's regions now; None: it cannot be read, or a region is gone.
+
+        Raises:
+            SilentCardError: a card does not answer.
+        """
+        cards: dict[CardId, list[Region]] = {}
+        for region_id in plan.wants:
+            if (region := self._operations.ledger.region(region_id)) is not None:
+                cards.setdefault(region.card, []).append(region)
+        found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.wants)
+        for observed in await asyncio.gather(
+            *(
+                self._reads.run(card, partial(_afu_ids, self._operations.backend, regions))
+                for card, regions in cards.items()
+            )
+        ):
+            found.update(observed)
+        return found
+
+    def check_result(
+        self,
+        plan: Plan,
+        records: Mapping[RegionId, RegionRecord],
+        observed: Mapping[RegionId, AfuId | None],
+    ) -> None:
+        """What was prepared is still there, as it was left and as the container asks for.
+
+        Args:
+            plan: what was carried out.
+            records: what `prepare` returned.
+            observed: what `read_back` returned, just now.
+
+        Raises:
+            RefusedError: the plan no longer holds.
+            NotFinishedError: a region is another, or changed; what changed unseen is DIRTY now.
+        """
+        self.check(plan)
+        ledger = self._operations.ledger
+        for region, want in plan.wants.items():
+            record = records[region]
+            asked = Condition.BLANK if want is None else Condition.PROGRAMMED
+            if ledger.record(region) is not record or record.condition is not asked:
+                raise NotFinishedError(
+                    f"region {region} changed after it was prepared",
+                    hint="kubelet's next try prepares it anew",
+                )
+        changed = [region for region in plan.wants if observed[region] != records[region].afu_id]
+        if changed:
+            ledger.work.dirty(changed, "it changed after it was prepared")
+            shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
+            raise NotFinishedError(
+                f"the AFU ids are no longer those that were prepared: {shows}",
+                hint="kubelet's next try prepares the regions anew",
+            )
+
+    def check(self, plan: Plan, *, mending: bool = False) -> None:
+        """The plan still holds: same claims, same kubelet, same nodes, sound hardware.
+
+        Args:
+            plan: which.
+            mending: a poisoned port that may be recovered passes for sound.
+
+        Raises:
+            RefusedError: it does not.
+            NotFinishedError: kubelet restarted, and asks anew.
+        """
+        ledger = self._operations.ledger
+        plan.lease.check()
+        if plan.epoch != ledger.epoch:
+            raise NotFinishedError(
+                f"kubelet restarted while {', '.join(plan.wants)} was prepared",
+                hint="kubelet's next try prepares it anew",
+            )
+        for claim in plan.lease.claims:
+            ledger.obstacles.check_grants(claim)
+        for region in plan.wants:
+            if (obstacle := ledger.obstacles.first(region, Stops.START)) is None:
+                continue
+            card = ledger.cards.get(card_of(region))
+            if obstacle.kind in {Kind.FAULTED, Kind.FAILING} and card is not None:
+                if mending and self._mendable(card, plan):
+                    continue
+                if self._recovery.poisoned(card, plan.wants):
+                    raise RefusedError(obstacle.message, hint=self._recovery.advice(card))
+            raise obstacle.refusal()
+
+    async def _card(
+        self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
+    ) -> dict[RegionId, RegionRecord]:
+        """One card's part of a plan; returns what is known of its regions at the end."""
+        async with self._operations.workers.lock(card_id):
+            self.check(plan, mending=True)
+            card = self._operations.ledger.cards[card_id]
+            if self._mendable(card, plan):
+                await self._recovery.rebind(card, owner=frozenset(plan.lease.devices))
+            try:
+                await self._attempt(plan, card_id, region_ids)
+            except HardwareError as error:
+                if not self._poisoned(plan, card_id):
+                    raise
+                # Its ports are closed again by now.
+                if not await self._recovery.rebind(card, owner=frozenset(plan.lease.devices)):
+                    raise type(error)(error.message, hint=self._recovery.advice(card)) from error
+                await self._attempt(plan, card_id, region_ids)
+            return {region: self._operations.ledger.record(region) for region in region_ids}
+
+    def _poisoned(self, plan: Plan, card_id: CardId) -> bool:
+        card = self._operations.ledger.cards.get(card_id)
+        return card is not None and self._recovery.poisoned(card, plan.wants)
+
+    def _mendable(self, card: Card, plan: Plan) -> bool:
+        """Whether a rebind may help a poisoned port that the plan needs."""
+        return self._recovery.may(card.id) and self._recovery.poisoned(card, plan.wants)
+
+    async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
+        operations, ledger = self._operations, self._operations.ledger
+        self.check(plan)
+        card = ledger.cards[card_id]
+        regions = [region for region in card.regions if region.id in region_ids]
+        former = [one for region in regions for one in ledger.tenancies.left(region.id)]
+        if plan.pod is not None:
+            former = [one for one in former if one.pod != plan.pod]
+        if (living := await operations.living(former)) is not None:
+            raise FormerOwnerRunsError(
+                f"pod {living.pod}, which had {', '.join(region_ids)} before, still has running"
+                " processes",
+                hint="it is tried again when kubelet retries; see why that pod does not end",
+            )
+        async with operations.work(card, regions, partial(self.check, plan), plan.pod) as work:
+            await self._work(plan, work, regions)
+
+    def _condition(self, region: RegionId) -> Condition:
+        return self._operations.ledger.record(region).condition
+
+    async def _work(self, plan: Plan, work: Work, regions: list[Region]) -> None:
+        operations, ledger, card = self._operations, self._operations.ledger, work.card
+        used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
+        dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
+        blank: Bitstream | None = None
+        keeping = {r for r, want in plan.wants.items() if isinstance(want, Kept)}
+        if any(region.id not in keeping for region in dirty):
+            blank = await operations.blanks.load(card.interface_id)
+            self.check(plan)
+        for region in regions:
+            self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)
+        if dirty:
+            await work.scrub(dirty, blank, keeping)
+        whole = len(regions) == card.ports
+        if dirty or (whole and card.id in ledger.debts):
+            self.check(plan)
+            # Those that were scrubbed first; the call's others are not a neighbour's either.
+            order = sorted(work.reports.values(), key=lambda report: not report.scrubbed)
+            await operations.clear_memory(card, {report.region: report for report in order})
+        if whole and card.clears_memory and card.id in ledger.debts:
+            raise NotFinishedError(
+                f"the memory of card {card.id} is not cleared: who else may be on it is not known",
+                hint="kubelet's next try clears it; the plugin's log says what keeps it from"
+                " reading kubelet's records",
+            )
+        for region in regions:
+            self.check(plan)  # before each step that begins work for this owner
+            await self._bring(plan, work, region, used=region.id in used)
+
+    def _needs_scrub(self, region: Region, want: Want | Kept | None, used: set[RegionId]) -> bool:
+        match self._condition(region.id):
+            case Condition.BLANK:
+                # Handed over blank before: a container has run on it since.
+                return want is None and region.id in used
+            case Condition.UNBLANKED:
+                # There may be a blank bitstream by now.
+                return want is None
+            case Condition.PROGRAMMED:
+                # This owner's own image, since every end of a claim leaves DIRTY.
+                return want is None
+            case _:
+                return True
+
+    def _refuse_stale_image(
+        self,
+        region: Region,
+        want: Want | Kept | None,
+        blank: Bitstream | None,
+        *,
+        scrubbed: bool,
+    ) -> None:
+        if want is not None:
+            return
+        unblanked = not scrubbed and self._condition(region.id) is Condition.UNBLANKED
+        if unblanked or (scrubbed and blank is None):
+            raise RefusedError(
+                f"region {region.id} would still hold its last image, and the container asks for"
+                " no bitstream",
+                hint="name one in FPGA_REGION_<n> and FPGA_BITSTREAM_ID_<n>, or have the operator"
+                " install a blank bitstream",
+            )
+
+    async def _bring(self, plan: Plan, work: Work, region: Region, *, used: bool) -> None:
+        """From clean, or this owner's own, to what the container asks for."""
+        operations, ledger = self._operations, self._operations.ledger
+        want, report, port = plan.wants[region.id], work.reports[region.id], work.ports[region.id]
+        if want is None:
+            if not report.scrubbed:
+                expected = ledger.record(region.id).afu_id
+                assert expected is not None, "a BLANK region's AFU id is always known"
+                await operations.step(
+                    work.card, report, lambda: steps.verify(port, expected, report), pr=False
+                )
+            ledger.work.clean(region.id, report.afu_id, blank=True)
+            return
+        own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
+        image = want.afu_id if isinstance(want, Kept) else want.bitstream
+        await work.program(region, image, want.settings, quiesce=own)
+        ledger.work.programmed(region.id, want.afu_id)
+
+
+def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:
+    observed: dict[RegionId, AfuId | None] = {}
+    for region in regions:
+        try:
+            observed[region.id] = backend.afu_id(region)
+        except FpgaPluginError:
+            observed[region.id] = None
+    return observed

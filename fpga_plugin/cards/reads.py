@@ -1,0 +1,58 @@
+"""What is read of cards while others work on them: a card that does not answer holds up no other.
+
+A read of a sick card's attribute may wait in the kernel for ever. Each card's reads take a thread
+of their own then, as its work does (`cards.workers`), and whoever waits is told.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from fpga_plugin.errors import HardwareError
+from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.ids import CardId
+
+T = TypeVar("T")
+
+CARD_SECONDS = 10.0
+"""How long a card may take to be read; sensors behind a slow bus take a second."""
+
+SILENT = f"the card has not answered within {CARD_SECONDS:.0f} s"
+"""Why the regions of a card that hangs are out of service."""
+
+SILENT_HINT = "see the kernel's log; the card may need a reset or a power cycle"
+
+
+class SilentCardError(HardwareError):
+    """A card does not answer."""
+
+
+class CardReads:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._threads: Threads[CardId] = Threads("cards")
+
+    async def run(self, card: CardId, function: Callable[[], T]) -> T:
+        """Call a blocking function that reads a card.
+
+        Raises:
+            SilentCardError: it takes too long.
+        """
+        try:
+            return await self._threads.run(card, function, seconds=CARD_SECONDS)
+        except LateError:
+            raise SilentCardError(
+                f"card {card}: {SILENT}",
+                hint=SILENT_HINT,
+            ) from None
+
+    async def each(
+        self, cards: Iterable[CardId], function: Callable[[CardId], T]
+    ) -> tuple[dict[CardId, T], frozenset[CardId]]:
+        """Call a blocking function for many cards, in one thread as long as all of them answer.
+
+        Returns:
+            What they answered, and which of them do not. Those that somebody else reads at the
+            moment are in neither.
+        """
+        return await self._threads.each(cards, function, seconds=CARD_SECONDS)

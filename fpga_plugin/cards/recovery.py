@@ -1,0 +1,242 @@
+"""Recovery of poisoned ports, by rebinding the card's driver where the operator allows it.
+
+A failed PR leaves a port that no reset mends; only taking the card's PCI driver off and putting it
+on again does (`hardware/dfl/rebind`). That takes all regions of the card away for a moment, and
+crashes the kernel where a port is open, so it is done only when nobody but the pod whose PreStart
+waits has anything of the card, and only after kubelet was told that the card is Unhealthy. Allocate
+refuses the card meanwhile, so nobody can come in between.
+
+A card that rebinding does not help must not be rebound for ever: after each attempt there is a
+pause, and it doubles.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import structlog
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.link import Link
+from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.cards.inventory import Inventory
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
+from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.settings.settings import RecoveryPolicy
+
+log = structlog.get_logger()
+
+FIRST_PAUSE = 60.0
+"""Seconds from one attempt on a card to the next; doubles with each."""
+
+LONGEST_PAUSE = 3600.0
+"""Attempts are forgotten when a card has not needed another one for so long after its pause."""
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """Those on a card: none before `after`, in the event loop's seconds."""
+
+    pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
+    after: float = 0.0
+
+
+class Recovery:
+    """Belongs to the event loop; `rebind` with the card's lock held and none of its ports open.
+
+    Args:
+        policy: what the operator allows.
+        operations: what is done to a card.
+        inventory: scans a card anew and tells the ledger.
+        link: to kubelet, which has to have the lists before the driver is taken off.
+        queue: where a card that may be tried again is added.
+    """
+
+    def __init__(
+        self,
+        policy: RecoveryPolicy,
+        *,
+        operations: CardOperations,
+        inventory: Inventory,
+        link: Link,
+        queue: CardQueue,
+    ) -> None:
+        self._policy = policy
+        self._operations = operations
+        self._inventory = inventory
+        self._link = link
+        self._queue = queue
+        self._attempts: dict[CardId, _Attempts] = {}
+        self._asked: set[CardId] = set()
+        self.done = 0
+        self.failed = 0
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._operations.ledger
+
+    def poisoned(self, card: Card, regions: Iterable[RegionId] | None = None) -> bool:
+        """Whether a port of the card is poisoned, and nothing worse: one of `regions` if given."""
+        wanted = {region.id for region in card.regions} if regions is None else set(regions)
+        faults = {
+            region.id: fault.kind
+            for region in card.regions
+            if (fault := self._ledger.failing.get(region.id)) is not None and fault.stops_work
+        }
+        return any(region in wanted for region in faults) and all(
+            kind is FaultKind.POISONED for kind in faults.values()
+        )
+
+    def advice(self, card: Card) -> str:
+        """What helps a poisoned port that is not recovered, for people."""
+        how = self._operations.backend.rebind_advice(card)
+        if self._policy is not RecoveryPolicy.REBIND:
+            return f"{how}; FPGA_PLUGIN_RECOVERY=rebind lets the plugin do that"
+        return f"the plugin rebinds the card's driver when nobody else has a region of it; or {how}"
+
+    def may(self, card_id: CardId) -> bool:
+        """Whether the operator allows it, and no pause is in force."""
+        if self._policy is not RecoveryPolicy.REBIND:
+            return False
+        last = self._attempts.get(card_id)
+        return last is None or self._now() >= last.after
+
+    def due(self, card: Card) -> bool:
+        """Whether a card that nobody has should be rebound now.
+
+        A drained one only when the operator asks: he was told that it may be pulled.
+        """
+        return (
+            self.may(card.id)
+            and (card.id in self._asked or card.id not in self._ledger.drained)
+            and self.poisoned(card)
+            and self._ledger.obstacles.first(card.id, Stops.REBIND) is None
+        )
+
+    def left_over(self, card: Card) -> bool:
+        """Whether the ledger takes a card that has its driver for one that is being rebound.
+
+        So it is after a rebind whose end could not be journalled, and where somebody else put the
+        driver on. Says something only with the card's lock held.
+        """
+        return card.id in self._ledger.rebinding
+
+    def finish(self, card: Card) -> None:
+        """That card is in service again; with its lock held.
+
+        Raises:
+            JournalError: it cannot be written down: to be tried again.
+        """
+        self._ledger.hardware.set_rebinding(card.id, rebinding=False)
+
+    def ask(self, card_id: CardId) -> None:
+        """The operator wants it tried again at once, in service or not."""
+        self._asked.add(card_id)
+        self._attempts.pop(card_id, None)
+
+    async def rebind(self, card: Card, *, owner: AbstractSet[DeviceId]) -> bool:
+        """Do it if every condition holds; returns whether the card was rebound.
+
+        Args:
+            card: with its lock held by the caller, who has closed its ports.
+            owner: the devices of the PreStart that waits; empty for a card that nobody has.
+        """
+        if not self.may(card.id):
+            return False
+        if why := await self._hindrance(card, owner):
+            log.info("card not rebound", card=card.id, reason=why)
+            return False
+        self._note_attempt(card.id)
+        log.warning("rebinding the driver of a card", card=card.id)
+        try:
+            self._ledger.hardware.set_rebinding(card.id, rebinding=True)
+            await self._link.announced()
+            if why := await self._hindrance(card, owner):
+                log.info("card not rebound", card=card.id, reason=why)
+                self._ledger.hardware.set_rebinding(card.id, rebinding=False)
+                return False
+            return await self._rebind(card)
+        except FpgaPluginError as error:  # such as a journal that cannot be written
+            log.warning("card not rebound", card=card.id, reason=str(error))
+            return False
+
+    async def _hindrance(self, card: Card, owner: AbstractSet[DeviceId]) -> str:
+        """What forbids it now; empty: nothing. Open ports are looked for later, in one turn."""
+        ledger = self._ledger
+        for one in ledger.obstacles.against(Stops.REBIND, card.id):
+            if one.device not in owner:
+                return one.message
+        own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
+        former = [one for one in ledger.left_on(card.id) if one.pod not in own]
+        if (living := await self._operations.living(former)) is not None:
+            return f"pod {living.pod}, which had a region of it before, still runs"
+        return ""
+
+    async def _rebind(self, card: Card) -> bool:
+        ledger, operations = self._ledger, self._operations
+        try:
+            await operations.workers.run(card.id, operations.backend.rebind, card)
+        except (RefusedError, NotFinishedError) as error:  # nothing was touched
+            log.warning("card not rebound", card=card.id, reason=error.message, hint=error.hint)
+            ledger.hardware.set_rebinding(card.id, rebinding=False)
+            return False
+        except FpgaPluginError as error:
+            _say_no_driver(card.id, error)
+        # What is there now is a card of unknown history, even where every number is as before.
+        ledger.hardware.card_gone(card.id)
+        await self._inventory.look(card.id)
+        if card.id not in ledger.cards:
+            self.failed += 1
+            return False  # the journal keeps that its driver is missing
+        ledger.hardware.set_rebinding(card.id, rebinding=False)
+        self.done += 1
+        log.info("card rebound", card=card.id)
+        return True
+
+    async def resume(self) -> None:
+        """Finish what a former life of the plugin began: bind cards that it left without driver."""
+        for card_id in sorted(self._ledger.rebinding):
+            try:
+                await self.put_on(card_id)
+            except FpgaPluginError as error:
+                _say_no_driver(card_id, error)
+
+    async def put_on(self, card_id: CardId) -> None:
+        """Bind a card that a rebind left without driver.
+
+        Raises:
+            CardGoneError: it is no longer in its slot.
+            HardwareError: it failed; the message names the command.
+            JournalError: it has its driver, which cannot be written down.
+        """
+        try:
+            async with self._operations.workers.lock(card_id):
+                await self._operations.workers.run(card_id, self._operations.backend.bind, card_id)
+                await self._inventory.look(card_id)
+                self._ledger.hardware.set_rebinding(card_id, rebinding=False)
+                log.info("card bound again", card=card_id)
+        finally:
+            self._queue.add(card_id)
+
+    def _note_attempt(self, card_id: CardId) -> None:
+        now, last = self._now(), self._attempts.get(card_id)
+        if last is None or now - last.after >= LONGEST_PAUSE:
+            last = self._attempts[card_id] = _Attempts()
+        pause = last.pauses.delay()
+        last.after = now + pause
+        self._asked.discard(card_id)
+        self._queue.add_later(card_id, pause)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _say_no_driver(card_id: CardId, error: FpgaPluginError) -> None:
+    log.error("card has no driver", card=card_id, error=error.message, hint=error.hint)

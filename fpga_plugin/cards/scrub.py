@@ -1,0 +1,365 @@
+"""Release: what nobody uses any more is scrubbed, and comes back to the list if it has no owner.
+
+An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
+kubelet may yet start the new owner's container without asking (after its restart).
+
+It is the worker of the queue of cards (`queue`). A region whose former owner still runs, or whose
+port somebody has open, waits; everything else goes on. What had begun stops between two regions
+when kubelet restarts.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from fpga_plugin.allocation.journal.records import CLEAN, Condition, Tenancy
+from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.queue import CardQueue, Outcome
+from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.recovery import Recovery
+from fpga_plugin.cards.reports import Report
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    NotFinishedError,
+    PortInUseError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blank:
+    """What a region is scrubbed with; None under best-effort."""
+
+    image: Bitstream | None = None
+
+
+_KEEP = _Blank()
+"""With nothing: its function stays (`Naming.keeps`)."""
+
+
+class Scrubber:
+    """The worker of the queue of cards (`CardWorker`).
+
+    Args:
+        operations: what is done to a card.
+        recovery: of poisoned ports of cards that nobody has.
+        queue: where cards that may have work are added.
+    """
+
+    def __init__(self, operations: CardOperations, recovery: Recovery, queue: CardQueue) -> None:
+        self._operations = operations
+        self._recovery = recovery
+        self._queue = queue
+        self._waits: dict[RegionId, str] = {}
+        self._lenders: dict[CardId, set[PodUid]] = {}
+        operations.ledger.subscribe(self._changed)
+
+    def _changed(self, card: CardId | None) -> None:
+        """A claim's end may leave regions of other cards dirty too, whose numbers moved."""
+        # What works on a card sees what changes, and much of that is its own doing.
+        if card is not None and not self._queue.busy(card):
+            self._queue.add(card)
+
+    def blank_changed(self, interface_id: InterfaceId | None) -> None:
+        """The store may have another blank bitstream for a kind of card; None: for any."""
+        ledger = self._operations.ledger
+        self._operations.blanks.forget(interface_id)
+        for card in ledger.cards.values():
+            if interface_id in {None, card.interface_id}:
+                ledger.work.another_blank(card.id)
+                self._queue.add(card.id)
+
+    def waits_for(self, region: RegionId) -> str:
+        """What the scrub of a DIRTY region waited for at the last look; empty: for nothing."""
+        return self._waits.get(region, "")
+
+    def has_work(self, card_id: CardId) -> bool:
+        """Whether anything is to be done to a card, now or once somebody is gone."""
+        card = self._operations.ledger.cards.get(card_id)
+        return card is not None and bool(
+            self._due(card)
+            or self._owes(card)
+            or self._lent(card)
+            or self._borrowed(card)
+            or self._recovery.due(card)
+            or self._recovery.left_over(card)
+        )
+
+    def _lent(self, card: Card) -> list[Tenancy]:
+        """Pods without a claim that have a node of the card in their hands, for another region."""
+        strangers = map(self._operations.ledger.strangers, card.regions)
+        return [one for of_region in strangers for one in of_region if one.left]
+
+    def _borrowed(self, card: Card) -> list[Region]:
+        """Clean regions without an owner for which the plugin bound drivers."""
+        ledger = self._operations.ledger
+        return [
+            region
+            for region in card.regions
+            if self._operations.backend.borrowed(region)
+            and ledger.record(region.id).condition in CLEAN
+            and ledger.region_claim(region.id) is None
+            and self._may_work(region)
+        ]
+
+    def _may_work(self, region: Region) -> bool:
+        return self._operations.ledger.obstacles.first(region.id, Stops.SCRUB) is None
+
+    def _due(self, card: Card) -> list[Region]:
+        ledger = self._operations.ledger
+        return [
+            region
+            for region in card.regions
+            if ledger.record(region.id).condition is Condition.DIRTY
+            and self._nobody_runs(region)
+            and self._may_work(region)
+        ]
+
+    def _nobody_runs(self, region: Region) -> bool:
+        """Whether no container has the region, as far as kubelet told.
+
+        It has no owner, or none of its owner's containers began yet, or as many ended as began.
+        """
+        claim = self._operations.ledger.region_claim(region.id)
+        return (
+            claim is None
+            or not claim.used
+            or self._operations.ledger.allocations.balanced(claim.device)
+        )
+
+    def _owes(self, card: Card) -> bool:
+        """Whether a memory debt can be paid without a scrub."""
+        ledger = self._operations.ledger
+        return (
+            card.clears_memory
+            and card.id in ledger.debts
+            and not ledger.claims_on(card.id)
+            and ledger.others_clean(card, ())
+            and all(map(self._may_work, card.regions))
+        )
+
+    async def work(self, card_id: CardId) -> Outcome:
+        """One look at a card."""
+        operations = self._operations
+        async with operations.workers.lock(card_id):
+            card = operations.ledger.cards.get(card_id)
+            if card is None or not self._queue.open:
+                return Outcome.NOTHING
+            if self._recovery.left_over(card):
+                self._recovery.finish(card)
+            if self._recovery.due(card):
+                back = await self._recovery.rebind(card, owner=frozenset())
+                return Outcome.DONE if back else Outcome.NOTHING
+            lent = await self._end_loans(card)
+            if not self._due(card):
+                if self._owes(card):
+                    return await self._pay(card)
+                await self._give_back(card)
+                return Outcome.WAIT if lent else Outcome.NOTHING
+            blanks = await self._blanks(card)
+            if not blanks:
+                return Outcome.NOTHING  # the store's change adds the card again
+            reports: dict[RegionId, Report] = {}
+            try:
+                async with AsyncExitStack() as stack:
+                    life = self._queue.life
+                    held = await self._take(card, blanks, stack)
+                    reports.update((region.id, self._begin_report(region.id)) for region in held)
+                    scrubbed = await self._scrub(card, blanks, held, reports, life)
+                # Closed first: whoever hears that a region is clean finds its port free.
+                self._clean(scrubbed, reports, blanks)
+            finally:
+                operations.settle(reports)
+                for report in reports.values():
+                    operations.report(report)
+            await self._give_back(card)
+            clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
+            return Outcome.DONE if clean and all(clean) else Outcome.WAIT
+
+    async def _blanks(self, card: Card) -> dict[RegionId, _Blank]:
+        """What each region that is due is to be scrubbed with; those that cannot be are left out.
+
+        Decided once for the whole scrub: owners may come and go in it.
+        """
+        ledger = self._operations.ledger
+        blank: _Blank | None = None
+        reason = ""
+        if not all(ledger.naming.keeps(region.id) for region in self._due(card)):
+            try:
+                blank = _Blank(await self._operations.blanks.load(card.interface_id))
+            except RefusedError as error:
+                reason = error.message
+        blanks: dict[RegionId, _Blank] = {}
+        for region in self._due(card):
+            if ledger.naming.keeps(region.id):
+                blanks[region.id] = _KEEP
+            elif blank is not None:
+                blanks[region.id] = blank
+            elif reason and ledger.record(region.id).reason != reason:
+                ledger.work.dirty([region.id], reason)
+        return blanks
+
+    async def _give_back(self, card: Card) -> None:
+        """Drivers that were bound for a region go when nobody has it any more."""
+        operations = self._operations
+        for region in self._borrowed(card):
+            try:
+                await operations.workers.run(
+                    card.id, partial(operations.backend.give_back, card, region)
+                )
+            except FpgaPluginError as error:
+                # Nothing depends on it: the next owner finds them bound.
+                log.warning("drivers not given back", region=region.id, error=str(error))
+
+    async def _end_loans(self, card: Card) -> bool:
+        """Whether a node of the card is still in the hands of a pod whose claim ended."""
+        gone: list[Tenancy] = []
+        living: set[PodUid] = set()
+        for one in self._lent(card):
+            if await self._operations.living([one]) is None:
+                gone.append(one)
+            elif one.pod is not None:
+                living.add(one.pod)
+        self._operations.ledger.allocations.end_tenancies(gone)
+        if living - self._lenders.get(card.id, set()):
+            log.warning(
+                "a card is held back: a pod that still runs may open its regions",
+                card=card.id,
+                pods=sorted(living),
+                hint="the device numbers changed after the pod was given its node; see why its"
+                " processes do not end",
+            )
+        self._lenders[card.id] = living
+        return bool(living)
+
+    async def _take(
+        self, card: Card, blanks: Mapping[RegionId, _Blank], stack: AsyncExitStack
+    ) -> dict[Region, Port]:
+        """Hold the ports of those regions that nobody uses."""
+        operations = self._operations
+        held: dict[Region, Port] = {}
+        for region in self._due(card):
+            if region.id not in blanks:
+                continue
+            if (
+                one := await operations.living(operations.ledger.tenancies.left(region.id))
+            ) is not None:
+                self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs")
+                continue
+            if (uid := await self._running_owner(region)) is not None:
+                self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+                continue
+            if not self._queue.synced or region not in self._due(card):
+                continue  # a container may have begun while we looked
+            try:
+                ports = await stack.enter_async_context(operations.ports(card, [region]))
+            except (PortInUseError, CardGoneError, NotFinishedError) as error:
+                self._wait_for(region.id, error.message)
+                continue
+            if why := operations.ledger.obstacles.first(region.id, Stops.SCRUB):
+                self._wait_for(region.id, why.message)  # its device number shows only now
+                continue
+            held[region] = ports[region.id]
+            self._waits.pop(region.id, None)
+        return held
+
+    async def _running_owner(self, region: Region) -> PodUid | None:
+        """The owner whose containers ended as often as they began, and which runs some.
+
+        Kubelet may tell the end of one container twice, while its successor runs.
+        """
+        claim = self._operations.ledger.region_claim(region.id)
+        if claim is None or claim.pod is None or not claim.used:
+            return None
+        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, claim.pod)
+        return claim.pod if runs else None
+
+    def _begin_report(self, region: RegionId) -> Report:
+        # An owner that is there has its containers behind it, or still before it.
+        ledger = self._operations.ledger
+        claim = ledger.region_claim(region)
+        pod = None if claim is None else claim.pod
+        return Report(region, pod=pod, former=self._operations.former(region))
+
+    def _wait_for(self, region: RegionId, reason: str) -> None:
+        if self._waits.get(region) != reason:
+            self._waits[region] = reason
+            about = self._begin_report(region).concerned()
+            log.info("scrub waits", region=region, reason=reason, **about)
+
+    async def _scrub(
+        self,
+        card: Card,
+        blanks: Mapping[RegionId, _Blank],
+        held: Mapping[Region, Port],
+        reports: Mapping[RegionId, Report],
+        life: int,
+    ) -> list[RegionId]:
+        """Returns which of them were scrubbed, the card's memory included.
+
+        `life`: kubelet's, in which nobody used them. Its successor may start an owner's containers
+        without PreStart, and that it has told what is in use since says nothing of what began.
+        """
+        operations, ledger = self._operations, self._operations.ledger
+        if not held:
+            return []
+        ledger.work.working(reports)
+        if card.clears_memory:
+            ledger.work.set_debt(card.id, open_=True)
+        done: dict[RegionId, Report] = {}
+        for region, port in held.items():
+            if not self._nobody_began(life):
+                break
+            blank, report = blanks[region.id], reports[region.id]
+            try:
+                await operations.scrub(card, region, port, blank.image, report, keep=blank is _KEEP)
+            except FpgaPluginError:
+                continue  # the ledger knows; the card's other regions go on
+            done[region.id] = reports[region.id]
+        if not self._nobody_began(life):
+            return []
+        if done:
+            try:
+                await operations.clear_memory(card, done)
+            except FpgaPluginError as error:
+                log.warning("scrub failed", card=card.id, error=str(error))
+                return []
+        return list(done)
+
+    def _nobody_began(self, life: int) -> bool:
+        return self._queue.synced and self._queue.life == life
+
+    def _clean(
+        self,
+        regions: Iterable[RegionId],
+        reports: Mapping[RegionId, Report],
+        blanks: Mapping[RegionId, _Blank],
+    ) -> None:
+        ledger = self._operations.ledger
+        for region in regions:
+            # Else its card went in the meantime, and what is there now is another one.
+            if ledger.record(region).condition is Condition.SCRUBBING:
+                blanked = blanks[region].image is not None
+                ledger.work.clean(region, reports[region].afu_id, blank=blanked)
+
+    async def _pay(self, card: Card) -> Outcome:
+        """Clear the memory of a card whose regions are all clean and free."""
+        reports = {region.id: Report(region.id) for region in card.regions}
+        self._operations.begin(card, reports)
+        try:
+            await self._operations.clear_memory(card, reports)
+        except FpgaPluginError as error:
+            log.warning("memory not cleared", card=card.id, error=str(error))
+            return Outcome.NOTHING
+        return Outcome.WAIT if card.id in self._operations.ledger.debts else Outcome.DONE

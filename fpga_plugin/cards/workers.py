@@ -1,0 +1,115 @@
+"""A thread a card, and one at a time on each card.
+
+The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
+behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
+The thread ends when nobody holds the card's lock any more; 256 idle cards cost nothing. What only
+reads a card waits for none of this (`cards.reads`).
+
+A thread cannot be interrupted. Whoever is cancelled while one works for him waits for its end
+first: else the card's lock would be free while it is worked on, and what the thread opened would be
+nobody's to close.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import ParamSpec, TypeVar
+
+from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.ids import CardId, RegionId
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CardWorkers:
+    """Locks and threads of the cards; belongs to the event loop.
+
+    Args:
+        programming: is told which regions have work in flight that the process's death would not
+            stop; before the first and after the last of it.
+    """
+
+    def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
+        self._locks: dict[CardId, asyncio.Lock] = {}
+        self._threads: dict[CardId, ThreadPoolExecutor] = {}
+        self._users: dict[CardId, int] = {}
+        self._in_flight: set[RegionId] = set()
+        self._tell = programming or (lambda _: None)
+        self._closing = False
+
+    @asynccontextmanager
+    async def lock(self, card: CardId) -> AsyncIterator[None]:
+        """Held through everything that changes what is on a card; keeps its thread."""
+        async with self._locks.setdefault(card, asyncio.Lock()):
+            with self._thread(card):
+                yield
+
+    def locked(self, card: CardId) -> bool:
+        """Whether somebody holds the card's lock."""
+        return card in self._locks and self._locks[card].locked()
+
+    async def run(
+        self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a blocking function in the card's thread; cancelled, it waits for its end.
+
+        Raises:
+            NotFinishedError: the plugin is ending; nothing was called.
+        """
+        if self._closing:
+            raise NotFinishedError("the plugin is ending", hint="it goes on after its restart")
+        return await self._run(card, lambda: function(*args, **kwargs))
+
+    async def finish(
+        self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Like `run`, also while the plugin is ending: for what gives things back."""
+        return await self._run(card, lambda: function(*args, **kwargs))
+
+    async def _run(self, card: CardId, function: Callable[[], T]) -> T:
+        with self._thread(card) as thread:
+            work = asyncio.get_running_loop().run_in_executor(thread, function)
+            cancelled: asyncio.CancelledError | None = None
+            while not work.done():
+                try:
+                    await asyncio.wait([work])  # which, cancelled, leaves it alone
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            if cancelled is not None:
+                work.exception()  # nobody is told, and asyncio does not complain of that
+                raise cancelled
+            return work.result()
+
+    @contextmanager
+    def _thread(self, card: CardId) -> Iterator[ThreadPoolExecutor]:
+        """The card's thread; it ends with the last of those who want it."""
+        thread = self._threads.get(card)
+        if thread is None:
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
+            self._threads[card] = thread
+        self._users[card] = self._users.get(card, 0) + 1
+        try:
+            yield thread
+        finally:
+            self._users[card] -= 1
+            if not self._users[card]:
+                del self._users[card]
+                del self._threads[card]
+                thread.shutdown(wait=False)
+
+    @contextmanager
+    def in_flight(self, region: RegionId) -> Iterator[None]:
+        """Around a PR, for a successor that waits for this process's death."""
+        self._in_flight.add(region)
+        self._tell(frozenset(self._in_flight))
+        try:
+            yield
+        finally:
+            self._in_flight.discard(region)
+            self._tell(frozenset(self._in_flight))
+
+    def close(self) -> None:
+        """Begin nothing new; what runs now is waited for by whoever awaits it."""
+        self._closing = True

@@ -1,1 +1,0 @@
-"""What every door asks for: devices are allocated, prepared for a container, and released."""

@@ -1,0 +1,274 @@
+"""The `fpga-plugin` command. The only module that reads the environment.
+
+Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 3 `demo` has
+served a pod whose request means nothing; 75 another plugin holds the lock; 130 Ctrl-C. Each command
+imports what it needs when it runs: `run` should not pay for `demo`. Ctrl-C and a full disk are no
+defects of the plugin: they end a command with one line, not with a traceback. If whoever reads the
+output has had enough (`| head`), a command goes on without, and its exit code is its own.
+"""
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import asyncio
+import errno
+import gc
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from fpga_plugin import __version__
+from fpga_plugin.commands.arguments import Parser
+from fpga_plugin.commands.bitstream import add_bitstream_parser
+from fpga_plugin.commands.completion import add_completion_parser
+from fpga_plugin.commands.demo import add_demo_parser
+from fpga_plugin.commands.fleet import add_fleet_parser
+from fpga_plugin.commands.policy import add_policy_parser
+from fpga_plugin.commands.status import add_card_parser, add_status_parser
+from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
+from fpga_plugin.settings.docs import help_text
+from fpga_plugin.settings.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # from Python 3.12 in collections.abc
+
+T = TypeVar("T")
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_LOCKED = 75  # EX_TEMPFAIL of sysexits.h
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+STDOUT, STDERR = 1, 2
+_NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+_EPILOG = """\
+try it without hardware, cluster or root:
+  fpga-plugin demo
+
+settings are environment variables: `fpga-plugin run --help` lists them all,
+docs/configuration.md explains them.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    _open_standard_streams()
+    try:
+        return _main(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        _complain(error)
+        return EXIT_USAGE
+    except LockHeldError as error:
+        _complain(error)
+        return EXIT_LOCKED
+    except FpgaPluginError as error:
+        _complain(error)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        _drop_output()
+        _complain(FpgaPluginError("interrupted"))
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()  # of a command that would not end otherwise
+        return 0
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0
+
+
+def _printed(command: Callable[[T], int], args: T) -> int:
+    """Run a command that prints.
+
+    Raises:
+        FpgaPluginError: what it printed cannot be written, or its own.
+    """
+    try:
+        code = command(args)
+        sys.stdout.flush()  # at exit nobody could be told
+    except OSError as error:
+        # Of an open file the kernel says this without a name; files of our own that are written
+        # have errors of their own.
+        if error.filename is not None or error.errno not in _NOT_WRITTEN:
+            raise
+        _drop_output()
+        raise FpgaPluginError(f"the output cannot be written: {error.strerror}") from error
+    return code
+
+
+class _Heard(io.FileIO):
+    """Standard output that drops what nobody reads any more."""
+
+    def write(self, data: "Buffer", /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _print_for_whoever_reads() -> None:
+    """Let a command go on whose output nobody reads any more."""
+    out = sys.stdout
+    if out is sys.__stdout__ and isinstance(out, io.TextIOWrapper):  # else somebody has replaced it
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Heard(out.fileno(), "w", closefd=False)),
+            encoding=out.encoding,
+            errors=out.errors,
+            line_buffering=out.line_buffering,
+        )
+
+
+def _drop_output() -> None:
+    """Drop what is buffered: Python would try to write it at exit, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Open those that are closed (`>&-`): the next file that we open would take their place."""
+    if sys.stdin is not None and sys.stdout is not None and sys.stderr is not None:
+        return
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(STDOUT, "w", closefd=False)  # noqa: SIM115  # for all our life
+    sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)  # noqa: SIM115  # for all our life
+
+
+def _complain(error: FpgaPluginError) -> None:
+    print(f"fpga-plugin: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    if not arguments:
+        return _printed(_help, _parser())
+    args = _parser().parse_args(arguments)
+    if args.command == "run":
+        return _run(load_settings(os.environ))
+    if not (getattr(args, "watch", False) or getattr(args, "serve", None)):  # these do not end
+        _print_for_whoever_reads()
+    return _printed(_command, args)
+
+
+def _command(args: argparse.Namespace) -> int:  # noqa: PLR0911  # one for each command
+    match args.command:
+        case "version":
+            print(f"fpga-plugin {__version__}")
+            return 0
+        case "devices":
+            from fpga_plugin.commands.card_list import run_list
+
+            _log_errors()
+            return run_list(args, _settings())
+        case "demo":
+            from fpga_plugin.commands.demo import run_demo
+
+            return run_demo(args)
+        case "status" | "card":
+            from fpga_plugin.commands.status import run_status
+
+            _log_errors()
+            return run_status(args, _settings())
+        case "completion":
+            from fpga_plugin.commands.completion import script
+
+            print(script(args.shell, _parser()))
+            return 0
+        case "fleet":
+            from fpga_plugin.commands.fleet import run_fleet
+
+            return run_fleet(args)
+        case "policy":
+            from fpga_plugin.commands.policy import run_policy
+
+            _settings()
+            return run_policy(args)
+        case _:
+            from fpga_plugin.commands.bitstream import run_bitstream
+
+            _log_errors()
+            _settings()
+            return run_bitstream(args)
+
+
+def _settings() -> Settings:
+    """A command's settings; says what is odd in the environment, as the log of `run` does."""
+    settings = load_settings(os.environ)
+    for warning in settings.warnings:
+        print(f"fpga-plugin: {warning}", file=sys.stderr)
+    return settings
+
+
+def _parser() -> argparse.ArgumentParser:
+    settings = _defaults()
+    parser: argparse.ArgumentParser = Parser(
+        prog="fpga-plugin",
+        description="Kubernetes device plugin for FPGAs: programs a region for its container and"
+        " scrubs it afterwards.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fpga-plugin {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "run",
+        help="serve kubelet on this node",
+        description="Serve kubelet on this node until SIGTERM. Settings are environment variables.",
+        epilog=help_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands.add_parser("version", help="print the version")
+    devices = commands.add_parser(
+        "devices",
+        help="the old name of `card list`",
+        description="The old name of `fpga-plugin card list`.",
+        epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    add_completion_parser(commands)
+    add_status_parser(commands)
+    add_card_parser(commands)
+    add_fleet_parser(commands)
+    add_demo_parser(commands)
+    add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
+    add_bitstream_parser(
+        commands,
+        settings.bitstream_dir,
+        trust=settings.trust,
+        keys_dir=settings.keys_dir,
+        guarded=settings.backend is not BackendKind.SIMULATED,
+        state_dir=settings.state_dir,
+    )
+    return parser
+
+
+def _defaults() -> Settings:
+    """Settings that a command's options fall back to; help is given whatever they are.
+
+    A command that uses a setting asks `_settings`, which refuses a wrong one.
+    """
+    try:
+        return load_settings(os.environ)
+    except SettingsError:
+        return load_settings({})
+
+
+def _run(settings: Settings) -> int:
+    from fpga_plugin.daemon.logs import configure_logging
+    from fpga_plugin.daemon.process import run
+
+    gc.freeze()  # what was imported stays: no later collection looks at it
+    configure_logging(settings.log_level, settings.log_format)
+    asyncio.run(run(settings))
+    return 0
+
+
+def _log_errors() -> None:
+    """Log to standard error, as text, what a command cannot use, such as a broken key."""
+    from fpga_plugin.daemon.logs import configure_logging
+
+    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)

@@ -1,0 +1,1 @@
+"""The process: locks, logs, confinement, the order of start and end, supervision."""

@@ -1,0 +1,419 @@
+"""PreStart: what kubelet asks before each start of a container (invariant 2).
+
+It finds out who asks and for what, has the regions prepared, and hands them over. It waits for the
+preparation, but not longer than the call has time: the preparation goes on, and its result serves
+exactly one later PreStart that asks for the same and comes before it expires. Whatever may change
+while it waits for somebody is looked at again before anything is built on it: at the end the AFU
+ids are read once more, and from then to the hand-over nothing is waited for.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from fpga_plugin.allocation.calls import Caller
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Debug, RegionRecord
+from fpga_plugin.allocation.lease import Lease, claim_ended
+from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.allocation.recorder import EventRecorder
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.parse import FpgaRequest
+from fpga_plugin.cards.handover import last_look
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.prepare import Plan, Preparer, Want
+from fpga_plugin.cards.targets import Wants
+from fpga_plugin.deviceplugin.environment import StockEnvironment
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NotFinishedError,
+    RefusedError,
+)
+from fpga_plugin.ids import (
+    AfuId,
+    CardId,
+    DeviceId,
+    InterfaceId,
+    PodUid,
+    RegionId,
+    Resource,
+    ResourceKind,
+    ResourceName,
+)
+from fpga_plugin.kubernetes.cgroup import Cgroup
+
+log = structlog.get_logger()
+
+_PLURALS = {
+    ResourceKind.REGION: "regions",
+    ResourceKind.AF: "preprogrammed functions",
+    ResourceKind.WHOLE: "whole cards",
+}
+
+LONGEST_ANSWER = 25.0
+"""Seconds after which a PreStart is answered whatever its deadline; kubelet gives it 30 s."""
+
+UNCLAIMED_FOR = 600.0
+"""Seconds for which a result waits for the PreStart that it serves.
+
+Twice the longest time that kubelet lets pass between two tries to start a container
+(MaxContainerBackOff, pkg/kubelet/kubelet.go)."""
+
+ANSWER_MARGIN = 3.0
+"""Seconds before its deadline at which a PreStart is answered."""
+
+
+def answer_within(time_left: float | None) -> float:
+    """Seconds that a PreStart may take, given its deadline in seconds from now."""
+    if time_left is None:
+        return LONGEST_ANSWER
+    if time_left < 2 * ANSWER_MARGIN:
+        return max(time_left / 2, 0.0)
+    return min(time_left - ANSWER_MARGIN, LONGEST_ANSWER)
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """Work for one PreStart; outlives the call.
+
+    Attributes:
+        asked: what else than the plan's lease and life of kubelet makes a later PreStart the same:
+            who asks, and what for.
+    """
+
+    plan: Plan
+    asked: tuple[Identity, tuple[FpgaRequest, ...]]
+    task: asyncio.Task[None] | None = None
+    records: dict[RegionId, RegionRecord] = field(default_factory=dict)
+    error: FpgaPluginError | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+
+class PreStarts:
+    """Belongs to the event loop.
+
+    Args:
+        operations: has the ledger, and pods' cgroups.
+        preparer: does the work on the regions.
+        wants: tells what a container's requests mean for them.
+        pods: tells who asks.
+        envs: tells what the container asks for, where kubelet does not send it.
+        permission: the operator's policy.
+        recorder: is told of refusals.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        preparer: Preparer,
+        wants: Wants,
+        *,
+        pods: PodDirectory,
+        envs: StockEnvironment,
+        permission: Permission,
+        recorder: EventRecorder,
+    ) -> None:
+        self._ledger = operations.ledger
+        self._cgroups = operations.cgroups
+        self._preparer = preparer
+        self._wants = wants
+        self._pods = pods
+        self._envs = envs
+        self._permission = permission
+        self._recorder = recorder
+        self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ledger.subscribe(self._changed)
+
+    async def serve(
+        self,
+        resource: ResourceName,
+        ids: Sequence[str],
+        env: Mapping[str, str],
+        time_left: float | None,
+        caller: Caller | None = None,
+    ) -> None:
+        """Bring the devices into the state that the container asks for.
+
+        `caller` is filled in, whatever comes of the call.
+
+        Raises:
+            FpgaPluginError: the container must not start; the message says why.
+        """
+        budget = answer_within(time_left)
+        devices = self._ledger.naming.check_devices(resource, ids)
+        self._ledger.allocations.prestart_seen(devices)
+        begun = self._ledger.lease(devices)
+        identity = Identity()
+        late = "preparation is not finished"
+        try:
+            try:
+                async with asyncio.timeout(budget):
+                    identity = await self._identify(resource, devices, begun)
+                    lease = self._lease(devices)
+                    identity, env = await self._ask(identity, lease, env)
+                    requests = await self._wants.requests(identity, devices, env)
+                    of = self._ledger.naming.named_resource(resource)
+
+                    async def permitted() -> Identity:
+                        self._check_interface(of, devices)
+                        return await self._permission.check(identity, of, devices, requests, lease)
+
+                    identity = await permitted()
+                    preparation = await self._find_or_begin(identity, lease, requests)
+                    assert preparation.task is not None, "set where it is made"
+                    debug = await self._wants.debug(identity, devices)
+                    await asyncio.wait({preparation.task})
+                    late = "all is prepared, but its last checks are not done"
+                    # A policy that forbids it by now is obeyed, the work notwithstanding.
+                    observed: Mapping[RegionId, AfuId | None] = {}
+                    if preparation.error is None:
+                        observed = await last_look(
+                            self._permission, self._preparer, preparation.plan, permitted
+                        )
+                    else:
+                        await permitted()
+            except TimeoutError:
+                raise NotFinishedError(
+                    f"{', '.join(devices)}: {late} after {budget:.1f} s",
+                    hint="it goes on; kubelet's next attempt uses the result",
+                ) from None
+            self._hand_over(frozenset(devices), preparation, observed, debug)
+        except FpgaPluginError as error:
+            told = self._wants.named(error)
+            self._envs.refused(identity, devices, str(told))
+            self._recorder.refused(identity, devices, told)
+            raise told from error.__cause__
+        finally:
+            if caller is not None:
+                caller.identity = identity
+        self._envs.started(identity, devices)
+
+    def _hand_over(
+        self,
+        devices: frozenset[DeviceId],
+        preparation: _Preparation,
+        observed: Mapping[RegionId, AfuId | None],
+        debug: Debug | None,
+    ) -> None:
+        """Give a finished preparation to the one call that waits for it.
+
+        `observed`: what its regions read as just now. `debug`: what its pod asks for, should the
+        container fail.
+
+        Raises:
+            FpgaPluginError: it failed, or something came between.
+        """
+        plan = preparation.plan
+        plan.lease.check()
+        if self._preparations.get(devices) is not preparation:
+            raise NotFinishedError(
+                f"{', '.join(sorted(devices))}: another call used the preparation, or it was"
+                " replaced by a later one",
+                hint="kubelet's next try begins anew",
+            )
+        self._drop(devices)
+        if preparation.error is not None:
+            raise preparation.error
+        self._preparer.check_result(plan, preparation.records, observed)
+        self._ledger.allocations.started(plan.lease.claims, debug)
+
+    def _drop(self, devices: frozenset[DeviceId]) -> None:
+        """What was prepared for these devices serves no later call."""
+        dropped = self._preparations.pop(devices, None)
+        if dropped is not None and dropped.expiry is not None:
+            dropped.expiry.cancel()
+
+    def _expire(self, devices: frozenset[DeviceId]) -> None:
+        """Nobody fetched a result for so long that nobody knows any more what it is worth."""
+        records = self._preparations[devices].records
+        self._drop(devices)
+        log.info("a preparation expired unused", devices=sorted(devices))
+        unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
+        try:
+            self._ledger.work.dirty(unchanged, "a preparation expired unused")
+        except JournalError as error:
+            log.warning(
+                "an expired preparation cannot be journalled", regions=unchanged, error=str(error)
+            )
+
+    async def _find_or_begin(
+        self,
+        identity: Identity,
+        lease: Lease,
+        requests: tuple[FpgaRequest, ...],
+    ) -> _Preparation:
+        devices, epoch = lease.devices, self._ledger.epoch
+        key, asked = frozenset(devices), (identity, requests)
+
+        def begun() -> _Preparation | None:
+            one = self._preparations.get(key)
+            if one is None or (one.plan.lease, one.plan.epoch, one.asked) != (lease, epoch, asked):
+                return None
+            return one
+
+        if (existing := begun()) is not None:
+            return existing
+        wants = await self._wants.of(devices, requests, resources=identity.resources)
+        plan = Plan(lease, identity.pod, wants, epoch)
+        self._preparer.check(plan, mending=True)
+        # Another PreStart of the same may have come this far while the files were read.
+        if (existing := begun()) is not None:
+            return existing
+        preparation = _Preparation(plan, asked)
+        preparation.task = asyncio.create_task(
+            self._carry_out(preparation), name=f"prepare {', '.join(devices)}"
+        )
+        self._tasks.add(preparation.task)
+        preparation.task.add_done_callback(self._tasks.discard)
+        self._drop(key)
+        self._preparations[key] = preparation
+        return preparation
+
+    def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
+        lease = self._ledger.lease(devices)
+        if len(lease.claims) != len(devices):
+            raise claim_ended(*devices)
+        return lease
+
+    async def _identify(
+        self,
+        resource: ResourceName,
+        devices: tuple[DeviceId, ...],
+        begun: Lease,
+    ) -> Identity:
+        """Who asks; makes the claims that kubelet's records show and the ledger lacks.
+
+        `begun`: the claims when the call came.
+        """
+        identity = await self._pods.identify(resource, devices)
+        # Once other claims are in place, the records tell of their owner, not of the caller.
+        begun.check()
+        missing = [device for device in devices if device not in self._ledger.claims]
+        if missing:
+            if identity.pod is None:
+                raise RefusedError(
+                    f"{', '.join(missing)}: no claim is known, and kubelet's records show none",
+                    hint=DELETE_THE_POD,
+                )
+            for device in missing:
+                self._ledger.allocations.adopt(
+                    resource, device, identity.pod, identity.granted_nodes()
+                )
+                log.warning("claim adopted", device=device, pod=identity.pod)
+            self._ledger.allocations.prestart_seen(missing)
+        if identity.pod is not None:
+            cgroups = await asyncio.to_thread(self._look_at_cgroup, identity.pod)
+            begun.check()
+            self._ledger.allocations.bind_pod(
+                devices, identity.pod, identity.granted_nodes(), cgroups
+            )
+        self._refuse_mixture(identity)
+        return identity
+
+    def _look_at_cgroup(self, pod: PodUid) -> tuple[Cgroup, ...]:
+        # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
+        self._cgroups.expect(pod)
+        return self._cgroups.instance(pod)
+
+    def _check_interface(self, of: Resource, devices: tuple[DeviceId, ...]) -> None:
+        """Whether the policy is asked about the interface id for which the cards are programmed.
+
+        A card was reflashed since its pod was admitted, or the journal lost what an alias stood
+        for, and the alias stands for something else by now.
+
+        Raises:
+            RefusedError: it would be asked about another.
+        """
+        for device in devices:
+            card = self._ledger.cards.get(card_of(device))
+            if card is not None and card.interface_id != of.interface_id:
+                raise RefusedError(
+                    f"{of.name} stands for interface id {of.interface_id}, and {device} has"
+                    f" interface id {card.interface_id}",
+                    hint=DELETE_THE_POD,
+                )
+
+    def _refuse_mixture(self, identity: Identity) -> None:
+        """Devices of two kinds of one interface id in one container: not supported."""
+        kinds = defaultdict[InterfaceId, set[ResourceKind]](set)
+        for resource in filter(None, map(self._ledger.naming.resource, identity.resources)):
+            kinds[resource.interface_id].add(resource.kind)
+        for interface_id, both in kinds.items():
+            if len(both) > 1:
+                of = " and ".join(name for kind, name in _PLURALS.items() if kind in both)
+                raise RefusedError(
+                    f"the container asks for {of} of interface {interface_id}:"
+                    " which bitstream belongs to which cannot be told",
+                    hint="use one of the two kinds in a container",
+                )
+
+    async def _ask(
+        self, identity: Identity, lease: Lease, env: Mapping[str, str]
+    ) -> tuple[Identity, Mapping[str, str]]:
+        """The container's environment: from the call, else from the pod's spec.
+
+        An empty map equals an absent one on the wire. Once this kubelet sent a non-empty one, an
+        empty one means that the container has no environment; before that it means a stock kubelet.
+
+        Raises:
+            NotFinishedError: the devices changed hands while others were asked about the pod.
+        """
+        if env:
+            self._ledger.allocations.env_seen()
+            return identity, env
+        if self._ledger.allocations.sends_env:
+            return identity, {}
+        fresh = not any(claim.used for claim in lease.claims)
+        asked = await self._envs.ask(identity, lease.devices, fresh=fresh)
+        if self._lease(lease.devices) != lease:
+            raise NotFinishedError(
+                f"{', '.join(lease.devices)} got another owner while the pod's spec was read",
+                hint="kubelet's next try begins anew, if the pod is still there",
+            )
+        return asked
+
+    async def _carry_out(self, preparation: _Preparation) -> None:
+        plan = preparation.plan
+        try:
+            preparation.records = await self._preparer.prepare(plan)
+        except FpgaPluginError as error:
+            preparation.error = error
+        except Exception:
+            log.exception("preparation failed", devices=plan.lease.devices)
+            preparation.error = FpgaPluginError(
+                "preparation failed for an unexpected reason",
+                hint="the plugin's log has the details; please report this",
+            )
+        log.info(
+            "prepared" if preparation.error is None else "preparation failed",
+            devices=plan.lease.devices,
+            pod=plan.pod,
+            bitstreams={
+                region: want.bitstream.bitstream_id if isinstance(want, Want) else None
+                for region, want in plan.wants.items()
+            },
+            error=None if preparation.error is None else str(preparation.error),
+        )
+        devices = frozenset(plan.lease.devices)
+        if self._preparations.get(devices) is preparation:
+            preparation.expiry = asyncio.get_running_loop().call_later(
+                UNCLAIMED_FOR, self._expire, devices
+            )
+
+    def _changed(self, _card: CardId | None) -> None:
+        """What was prepared for claims that ended serves nobody, and is not kept."""
+        for devices in [d for d, one in self._preparations.items() if not one.plan.lease.holds]:
+            self._drop(devices)
+
+    async def close(self) -> None:
+        """Wait for the preparations that run; begin none."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for devices in [*self._preparations]:
+            self._drop(devices)

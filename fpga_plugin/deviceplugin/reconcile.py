@@ -1,0 +1,349 @@
+"""Reconcile: compare the ledger with kubelet's own records.
+
+Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
+once: that answer syncs the queue of cards. After that, while anything is owned, kubelet is asked at
+intervals which devices its pods still hold, and a claim that it no longer knows ends: after two
+Lists in a row, both begun after the claim's last Allocate or PreStart and in one epoch, and a
+checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot be
+read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
+releases nothing. With nothing owned nothing is polled. Nor is anything while kubelet streams its
+pods (`pods/podwatch`) and every owner is one of them: the end of such a pod is the reason to ask.
+
+A claim that cannot be ended (a full disk) and a kubelet directory that is away are reported and
+tried again: they must not end the daemon.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+
+import structlog
+
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.link import Link
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.reconcile.owners import Owners
+from fpga_plugin.allocation.release import release
+from fpga_plugin.allocation.requests.directory import PodDirectory
+from fpga_plugin.deviceplugin.allocatable import AllocatableCheck
+from fpga_plugin.deviceplugin.environment import StockEnvironment
+from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
+from fpga_plugin.errors import FpgaPluginError, NoSourceError
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
+from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+
+log = structlog.get_logger()
+
+REWRITE_WAIT = 1.0
+"""Seconds that kubelet gets to rewrite its checkpoint after a list was sent again."""
+
+REWRITE_POLL = 0.02
+"""Seconds between two looks at the checkpoint's identity while waiting for that."""
+
+
+class Reconciler:
+    """Belongs to the event loop; is told of kubelet's lives by every resource that finds one.
+
+    Args:
+        ledger: whose claims end.
+        queue: is in step with kubelet once its records were read, until another kubelet begins. Its
+            interval is that of kubelet's Lists, too.
+        link: sends the lists to kubelet again, which makes it rewrite its checkpoint.
+        pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
+            ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
+        owners: compares the ledger with kubelet's checkpoint.
+        envs: forgets with each life of kubelet which container started last.
+        missed: looks for containers that started without PreStart.
+        pods_socket: of kubelet's Pods API; None: it is not asked which pods live.
+
+    Attributes:
+        problem: why kubelet's records cannot be read; empty while they can.
+        answered: whether the present kubelet has told what is in use: before that nothing is
+            scrubbed.
+        released: how many claims ended because the records no longer show them.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        queue: CardQueue,
+        link: Link,
+        pods: PodDirectory,
+        owners: Owners,
+        envs: StockEnvironment,
+        missed: MissedPreStarts,
+        pods_socket: str | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._queue = queue
+        self._link = link
+        self._pods = pods
+        self._podresources = pods.podresources
+        self._owners = owners
+        self._envs = envs
+        self._missed = missed
+        self._allocatable = AllocatableCheck(link, pods.podresources)
+        self._interval = queue.interval
+        self._streaming = False
+        self._wake = asyncio.Event()
+        # Claimed devices that the last List lacked, by what was done to them before it; and which
+        # kubelet gave it.
+        self._lacking: dict[DeviceId, int] = {}
+        self._lister: tuple[str, str] | None = None
+        self._waiting: list[DeviceId] = []
+        self._last_read = 0.0
+        self.problem = ""
+        self.answered = False
+        self.released = 0
+        self.watch = None if pods_socket is None else PodWatch(pods_socket, self._wake.set)
+        self._unsubscribe = ledger.subscribe(self._card_changed)
+
+    def kubelet_epoch(self, epoch: str) -> None:
+        """A life of kubelet began or was found, told by its socket's identity.
+
+        Of another one than before, what is in use is not known yet.
+
+        Raises:
+            JournalError: it is not written yet, and holds.
+        """
+        if epoch == self._ledger.epoch:
+            return
+        log.info("a new kubelet process was found", epoch=epoch)
+        self.answered = self._streaming = False
+        self._lacking.clear()
+        self._envs.new_kubelet()
+        self._owners.new_kubelet()
+        self._allocatable.new_kubelet()
+        self._missed.new_kubelet()
+        self._queue.unsync()
+        self._wake.set()
+        # Last: it holds even where it cannot be written.
+        self._ledger.allocations.kubelet_epoch(epoch)
+
+    def stream_opened(self, resource: ResourceName) -> None:
+        """Kubelet opened ListAndWatch for the resource and was sent its list."""
+        self._streaming = True
+        self._missed.stream_opened(resource)
+        self._changed()
+
+    def _card_changed(self, card: CardId | None) -> None:
+        if card is not None:
+            self._owners.card_changed(card)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._allocatable.changed()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                again = False
+                if self._streaming and not self.answered:
+                    again = not await self._first_answer()
+                elif self._streaming:
+                    again = await self._compare_records()
+                if again:
+                    await asyncio.sleep(self._interval)
+                    if self._allocatable.due:
+                        await self._allocatable.look()
+                else:
+                    await self._wake.wait()
+        finally:
+            self._unsubscribe()
+            self._missed.close()
+
+    async def _compare_records(self) -> bool:
+        """Once; returns whether to do it again without another reason."""
+        claims = self._ledger.pod_claims()
+        # Where the records of a new card cannot be read, others' claims may still end.
+        unread = self._owners.new_cards and not await self._read_records()
+        if self.watch is not None and claims:
+            self.watch.want()
+        doubtful = self._owners.doubtful
+        asked = doubtful or (bool(claims) and not self._told_by_kubelet())
+        if asked and self._podresources is not None:
+            await self._list(self._podresources)
+            return True
+        if doubtful:
+            await self._settle([])
+        return doubtful or unread or self._allocatable.due
+
+    def _told_by_kubelet(self) -> bool:
+        """Whether kubelet will tell by itself when any of the claims may have ended."""
+        if self.watch is None or self._podresources is None:
+            return False
+        return all(
+            claim.pod is not None and self.watch.lives(claim.pod)
+            for claim in self._ledger.pod_claims()
+        )
+
+    @property
+    def last_read(self) -> float:
+        """Unix time up to which kubelet's records are known; 0: they were never read."""
+        if (
+            self.watch is not None
+            and self._last_read
+            and self.answered
+            and self._ledger.pod_claims()
+            and self._told_by_kubelet()
+        ):
+            # Not now: an end that happened since may have been dropped on its way.
+            return max(self._last_read, self.watch.told_at)
+        return self._last_read
+
+    def _is_new(self, problem: FpgaPluginError) -> bool:
+        """Whether it is another problem than at the last try: each is logged once."""
+        last, self.problem = self.problem, str(problem)
+        return last != self.problem
+
+    def _report(self, error: FpgaPluginError) -> None:
+        if self._is_new(error):
+            log.warning("kubelet's records cannot be read: nothing is released", error=str(error))
+
+    async def _first_answer(self) -> bool:
+        epoch, adopted = self._ledger.epoch, self._owners.adopted
+        if not await self._read_records():
+            return False
+        self.answered = True
+        log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
+        self._queue.sync()
+        self._wake.set()
+        if self._owners.adopted == adopted:  # else nobody knows who was served
+            self._missed.look()
+        return True
+
+    async def _read_records(self) -> bool:
+        """Learn from kubelet's records who has the cards; returns whether they could be read."""
+        epoch = self._ledger.epoch
+        try:
+            if self._podresources is not None:
+                await self._podresources.snapshot()
+            await self._read_checkpoint()
+        except FpgaPluginError as error:
+            self._report(error)
+            return False
+        if epoch != self._ledger.epoch:
+            return False
+        self.problem = ""
+        self._last_read = time.time()
+        return True
+
+    async def _read_checkpoint(self) -> Checkpoint:
+        """Compare the ledger with kubelet's checkpoint (`Owners.read`)."""
+        checkpoint = await self._owners.read()
+        if not self._ledger.claims_unknown:
+            self._ledger.allocations.reconciled(self._owners.settled)
+        return checkpoint
+
+    async def _list(self, podresources: PodResourcesClient) -> None:
+        """Ask kubelet which devices its pods hold; end the claims that it lacked before, too."""
+        ledger = self._ledger
+        before = {one.device: ledger.activity[one.device] for one in ledger.pod_claims()}
+        epoch = ledger.epoch
+        try:
+            listed = await podresources.snapshot()
+        except FpgaPluginError as error:
+            self._lacking.clear()
+            self._report(error)
+            return
+        self._last_read = time.time()
+        if epoch != ledger.epoch:
+            return
+        held = {device for pod in listed.devices for device in pod.devices}
+        lister = (epoch, listed.epoch)
+        last = self._lacking if lister == self._lister else {}
+        self._lister = lister
+        self._lacking = {device: n for device, n in before.items() if device not in held}
+        ended = [device for device, n in self._lacking.items() if last.get(device) == n]
+        if ended or self._owners.doubtful:
+            await self._settle(ended)
+        else:
+            self.problem, self._waiting = "", []
+
+    async def _settle(self, ended: list[DeviceId]) -> None:
+        """The Lists lack these devices; the rewritten checkpoint has the last word."""
+        try:
+            if not await self._rewritten():
+                if ended != self._waiting:
+                    log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
+                self.problem, self._waiting = "", ended  # it can be read
+                return
+            self._waiting = []
+            checkpoint = await self._read_checkpoint()
+            self._release([d for d in ended if not checkpoint.holders(d)])
+        except NoSourceError as error:
+            await self._settle_without(ended, error)
+        except JournalError as error:  # nothing was learnt from these records: they are read again
+            self._report(error)
+
+    async def _rewritten(self) -> bool:
+        """Have kubelet write its checkpoint; one that never writes any has no entries.
+
+        Raises:
+            NoSourceError: it cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REWRITE_WAIT
+        now = stamp = await asyncio.to_thread(self._pods.stamp)
+        self._link.resend()
+        while loop.time() < deadline:
+            now = await asyncio.to_thread(self._pods.stamp)
+            if now is not None and now != stamp:
+                return True
+            await asyncio.sleep(REWRITE_POLL)
+        return now is None and stamp is None
+
+    async def _settle_without(self, ended: Collection[DeviceId], unreadable: NoSourceError) -> None:
+        """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
+        claims = [claim for device in ended if (claim := self._ledger.claims.get(device))]
+        told: dict[PodUid | None, bool] = {}
+        problem = unreadable
+        for pod in dict.fromkeys(claim.pod for claim in claims):
+            if pod is None:
+                continue
+            try:
+                told[pod] = await self._pods.ended(pod)
+            except NoSourceError as error:
+                problem = NoSourceError(f"{unreadable.message}; {error.message}")
+            if not self.answered:
+                return  # another kubelet, which is not kept waiting
+        gone = [claim.device for claim in claims if told.get(claim.pod)]
+        if len(gone) < len(ended) or not ended:
+            self._report(problem)
+        elif self._is_new(problem):
+            log.warning("kubelet's checkpoint cannot be read", error=str(problem))
+        self._release(gone, solved=False)
+
+    def _release(self, devices: Collection[DeviceId], *, solved: bool = True) -> None:
+        """End the claims of devices that nobody has, unless something happened to them meanwhile.
+
+        `solved`: what was wrong with kubelet's records is over, unless one cannot be ended.
+        """
+        for device in devices:
+            claim = self._ledger.claims.get(device)
+            if claim is None or self._lacking.get(device) != self._ledger.activity[device]:
+                continue
+            try:
+                release(self._ledger, self._queue, claim.resource, [device])
+            except JournalError as error:
+                solved = False
+                if self._is_new(error):
+                    log.warning(
+                        "claim cannot be ended",
+                        device=device,
+                        pod=claim.pod,
+                        error=str(error),
+                        hint="it is tried again",
+                    )
+            else:
+                self.released += 1
+                log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
+        if solved:
+            self.problem = ""

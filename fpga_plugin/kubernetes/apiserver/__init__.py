@@ -1,0 +1,1 @@
+"""The API server: a connection, calls for objects, and copies of collections."""

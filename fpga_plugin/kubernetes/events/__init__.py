@@ -1,0 +1,1 @@
+"""Kubernetes Events: collected in bounded memory, and written through the API server."""

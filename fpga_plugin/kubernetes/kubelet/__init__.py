@@ -1,0 +1,1 @@
+"""Kubelet on this node: its checkpoint and DRA state, PodResources, the Pods API, registration."""

@@ -1,0 +1,170 @@
+"""A plugin that kubelet finds by itself: its socket in `<kubelet root>/plugins_registry`.
+
+Kubelet watches that directory and looks each second (pkg/kubelet/pluginmanager): it asks a new
+socket what it serves (GetInfo, 1 s), dials the endpoint, and says what came of it
+(NotifyRegistrationStatus). What fails it tries again after 0.5 to 122 s; before Kubernetes 1.36
+not all of it (`Reoffer`). A socket that goes is deregistered; one that is made anew under the same
+name is registered anew. A kubelet that starts finds what is there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from grpclib.const import Handler
+
+from fpga_plugin.errors import MAX_TOLD, quote
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.grpc.fixed_socket import SocketError, listen_at, remove_own
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.unary import unary
+from fpga_plugin.kubernetes.messages.pluginregistration import (
+    InfoRequest,
+    PluginInfo,
+    RegistrationStatus,
+    RegistrationStatusResponse,
+)
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a plugin says of itself.
+
+    Attributes:
+        kind: `DevicePlugin` or `DRAPlugin`.
+        name: a resource or a driver.
+        endpoint: path of the socket that serves it.
+        versions: of the services there, the preferred one first.
+    """
+
+    kind: str
+    name: str
+    endpoint: str
+    versions: tuple[str, ...]
+
+
+class RegistrySocket:
+    """One socket in the directory, from binding to its end.
+
+    Args:
+        path: of the socket; kubelet passes over names that begin with a dot.
+        info: what is told to kubelet.
+        told: is called with each word of kubelet's: empty, or why it did not register the plugin.
+    """
+
+    def __init__(self, path: str, info: Info, told: Callable[[str], None]) -> None:
+        self.path = path
+        self._service = _Registration(info, told)
+        self._server: ClosingServer | None = None
+        self._identity = ""
+
+    async def start(self) -> None:
+        """Bind and serve; kubelet comes when it looks.
+
+        Raises:
+            SocketError: no socket can be made.
+        """
+        listener, self._identity = listen_at(self.path)
+        try:
+            server = ClosingServer([self._service])
+            await server.serve(listener)
+        except BaseException:
+            listener.close()
+            remove_own(self.path, self._identity)
+            raise
+        self._server = server
+
+    async def stop(self) -> None:
+        """Remove the socket, so that kubelet deregisters the plugin; does nothing twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            remove_own(self.path, self._identity)
+            await server.close_all()
+
+
+class Reoffer:
+    """Makes the socket anew that kubelet refused, so that kubelet looks at it once more.
+
+    Kubelet before 1.36 counts a socket as done although its own part of the registration failed,
+    and tries again with a new socket only (kubernetes/kubernetes pull request 133335). A later one
+    tries again by itself, and is asked no oftener than that.
+
+    Args:
+        socket: what is made anew.
+        first: seconds after the first refusal.
+        last: seconds after many.
+    """
+
+    def __init__(self, socket: RegistrySocket, *, first: float = 5.0, last: float = 160.0) -> None:
+        self._socket = socket
+        self._backoff = Backoff(first, last)
+        self._wait = 0.0
+        self._refused = asyncio.Event()
+
+    def told(self, problem: str) -> float:
+        """Take kubelet's word; the seconds after which the socket is made anew, 0: never."""
+        if not problem:
+            self._backoff.reset()
+            self._refused.clear()
+            return 0.0
+        self._wait = self._backoff.delay()
+        self._refused.set()
+        return self._wait
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await self._refused.wait()
+            await asyncio.sleep(self._wait)
+            if not self._refused.is_set():
+                continue  # kubelet has tried again by itself, and registered it
+            self._refused.clear()
+            await self._socket.stop()
+            try:
+                await self._socket.start()
+            except SocketError as error:
+                _log.warning(
+                    "the registration's socket cannot be made",
+                    message=error.message,
+                    hint=error.hint,
+                    retry_in=self.told(error.message),
+                )
+
+
+class _Registration:
+    """Both calls; neither waits."""
+
+    def __init__(self, info: Info, told: Callable[[str], None]) -> None:
+        self._info = info
+        self._told = told
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The service's methods by their paths."""
+        return {
+            "/pluginregistration.Registration/GetInfo": unary(
+                "GetInfo", InfoRequest, PluginInfo, self._get_info
+            ),
+            "/pluginregistration.Registration/NotifyRegistrationStatus": unary(
+                "NotifyRegistrationStatus",
+                RegistrationStatus,
+                RegistrationStatusResponse,
+                self._notified,
+            ),
+        }
+
+    async def _get_info(self, _request: InfoRequest) -> PluginInfo:
+        return PluginInfo(
+            type=self._info.kind,
+            name=self._info.name,
+            endpoint=self._info.endpoint,
+            supported_versions=list(self._info.versions),
+        )
+
+    async def _notified(self, status: RegistrationStatus) -> RegistrationStatusResponse:
+        told = status.error or "no reason is given"
+        problem = "" if status.plugin_registered else quote(told, MAX_TOLD)
+        asyncio.get_running_loop().call_soon(self._told, problem)
+        return RegistrationStatusResponse()

@@ -1,1 +1,0 @@
-"""Who has what: the ledger, its journal, and what is advertised from it."""

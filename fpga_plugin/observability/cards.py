@@ -1,0 +1,217 @@
+"""The cards and regions as of now: status, page and metrics show what stands here.
+
+Pods' names are foreign text: whoever shows them makes them safe for a terminal or a page.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from fpga_plugin.allocation.exposure import memory_state
+from fpga_plugin.allocation.journal.records import Claim, Condition, Debug, RegionRecord
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.obstacles import FAILED, Obstacle, Stops
+from fpga_plugin.cards import functions
+from fpga_plugin.hardware.model import Card, Readings, Region
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId
+from fpga_plugin.observability.owners import by_device, who
+from fpga_plugin.observability.schema import (
+    CardView,
+    ClockView,
+    KeptView,
+    OwnerView,
+    RefusalView,
+    RegionView,
+)
+from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.unusable import unusable
+from fpga_plugin.plugin import Plugin
+
+
+def look(
+    survey: Survey,
+    plugin: Plugin,
+    readings: Mapping[CardId, Readings],
+    refusals: Iterable[RefusalView] = (),
+) -> list[CardView]:
+    """Every card that is there, or that is gone and still has an owner; in order of their ids."""
+    ledger = plugin.ledger
+    of = _Cards(survey, plugin, readings, refusals)
+    gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
+    return [of.card(card_id) for card_id in sorted(ledger.cards.keys() | gone)]
+
+
+class _Cards:
+    """What is the same for all of them is looked up once."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        plugin: Plugin,
+        readings: Mapping[CardId, Readings],
+        refusals: Iterable[RefusalView],
+    ) -> None:
+        self._survey, self._plugin, self._ledger = survey, plugin, plugin.ledger
+        self._readings = readings
+        api = plugin.device_plugin
+        self._listed = (
+            None
+            if api is None
+            else {
+                device.id: device.healthy
+                for name in plugin.link.status
+                for device in api.claims.devices(name)
+            }
+        )
+        self._refused = {
+            (device, one["claim"]): one["message"]
+            for one in refusals
+            if one["open"] and one["method"] != "Allocate"
+            for device in one["devices"]
+        }
+        self._holders = by_device(plugin.ledger)
+
+    def card(self, card_id: CardId) -> CardView:
+        ledger = self._ledger
+        card = ledger.cards.get(card_id)
+        readings = self._readings.get(card_id, Readings())
+        return {
+            "card": card_id,
+            "interface_id": "" if card is None else card.interface_id,
+            "interface_alias": "" if card is None else self._alias(card.interface_id),
+            "description": "" if card is None else card.description,
+            "numa_node": None if card is None else card.numa_node,
+            "present": card is not None,
+            "mode": ledger.mode(card_id).value,
+            "drained": card_id in ledger.drained,
+            "memory": "" if card is None else memory_state(card, debt=card_id in ledger.debts),
+            "iommu": "" if card is None else card.iommu.value,
+            "note": self._note(card_id, card),
+            "temperatures": dict(readings.temperatures),
+            "power": dict(readings.power),
+            "regions": [self._region(region) for region in self._present(card_id, card)],
+        }
+
+    def _alias(self, interface_id: InterfaceId) -> str:
+        """What people call it: as resources do, else as the store's manifest does now."""
+        return self._ledger.aliases.get(interface_id) or self._survey.catalogue.interface_alias(
+            interface_id
+        )
+
+    def _present(self, card_id: CardId, card: Card | None) -> list[Region]:
+        """The card's regions; of one that is gone, those that still have an owner."""
+        if card is not None:
+            return list(card.regions)
+        return [
+            Region(card_id, int(region.rpartition("-p")[2]), grant)
+            for claim in self._ledger.claims_on(card_id)
+            for region, grant in claim.grants.items()
+        ]
+
+    def _note(self, card_id: CardId, card: Card | None) -> str:
+        ledger = self._ledger
+        if card is None:
+            return "the card is gone, and its owner is still there"
+        notes = []
+        if (why := ledger.foreign.get(card_id)) is not None:
+            notes.append(f"left alone: {why}")
+        notes += filter(None, (ledger.obstacles.exposure.note(card), functions.note(ledger, card)))
+        if problem := self._plugin.blanks.problem(card.interface_id):
+            notes.append(f"no-blank-image: {problem}")
+        if not card.complete:
+            notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
+        if card_id in ledger.unreconciled:
+            notes.append(
+                "who has it is not known: kubelet's records were not read since it was found"
+            )
+        strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
+        if lent := sorted({one.pod for one in strangers if one.pod is not None}):
+            notes.append(
+                f"pod {', '.join(lent)} still runs and may open a region of it: device numbers"
+                " changed after it was given its node"
+            )
+        if card_id in ledger.debts:
+            notes.append("its memory is not cleared yet" + self._memory_waits_for(card_id))
+        return "; ".join(notes)
+
+    def _memory_waits_for(self, card_id: CardId) -> str:
+        if self._ledger.claims_on(card_id):
+            return ", because a region of it is in use"
+        left = {one.pod for one in self._ledger.left_on(card_id) if one.pod is not None}
+        if left:
+            return (
+                f", because pod {', '.join(sorted(left))}, which had a region of it, may still run"
+            )
+        return ""
+
+    def _region(self, region: Region) -> RegionView:
+        ledger = self._ledger
+        record = ledger.record(region.id)
+        claim = ledger.region_claim(region.id)
+        obstacles = list(ledger.obstacles.of(region.id))
+        kept = ledger.kept(region.id)
+        why = unusable(self._plugin, self._survey.settings.scrub, region)
+        return {
+            "region": region.id,
+            "node": str(region.grant),
+            "ownership": ledger.ownership(region.id).value,
+            "condition": record.condition.value,
+            "reason": self._reason(record, obstacles),
+            "failed": any(one.kind in FAILED for one in obstacles),
+            "unusable": "" if why is None else why.value,
+            "afu_id": record.afu_id or "",
+            "bitstream": self._survey.catalogue.name(record.afu_id or ""),
+            "clock": self._clock(record),
+            "healthy": self._healthy(region, claim),
+            "refused": "" if claim is None else self._refusal(claim),
+            "kept": None if kept is None else self._kept(kept),
+            "owner": None if claim is None else self._owner(claim),
+        }
+
+    def _reason(self, record: RegionRecord, obstacles: Iterable[Obstacle]) -> str:
+        """Why a region is as it is, and what its scrub waits for."""
+        if cause := next((one.cause for one in obstacles if one.cause), ""):
+            return cause
+        if record.condition is not Condition.DIRTY:
+            return record.reason
+        if (why := self._ledger.obstacles.first(record.region, Stops.SCRUB)) is not None:
+            waits = f"{why.message} ({why.operator})" if why.operator else why.message
+        else:
+            waits = self._plugin.scrubber.waits_for(record.region)
+        return "; its scrub waits: ".join(filter(None, (record.reason, waits)))
+
+    def _healthy(self, region: Region, claim: Claim | None) -> bool:
+        """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
+        device = DeviceId(region.id) if claim is None else claim.device
+        if self._listed is not None:
+            return self._listed.get(device, False)
+        stops = Stops.OFFER if claim is None else Stops.OWNER
+        return self._ledger.obstacles.first(device, stops) is None
+
+    def _refusal(self, claim: Claim) -> str:
+        """Why the owner's container was not started; empty: it was not refused."""
+        use = self._holders.get(claim.device)
+        return self._refused.get((claim.device, "" if use is None else use.claim.full_name), "")
+
+    def _kept(self, kept: Debug) -> KeptView:
+        debugging = self._plugin.debugging
+        return {
+            "pod_uid": kept.pod,
+            "namespace": kept.namespace,
+            "pod": kept.name,
+            "failure": kept.failure,
+            "seconds_left": 0.0 if debugging is None else debugging.left(kept),
+        }
+
+    def _clock(self, record: RegionRecord) -> ClockView | None:
+        plan = self._plugin.operations.clocks.get(record.region)
+        if plan is None or record.condition is not Condition.PROGRAMMED:
+            return None
+        return {"state": plan.state.value, "detail": plan.detail}
+
+    def _owner(self, claim: Claim) -> OwnerView:
+        return {
+            **who(claim.device, claim.pod, self._holders, self._plugin.node.pods.known),
+            "device": claim.device,
+            "resource": claim.resource,
+            "ownership": claim.ownership.value,
+            "since": claim.since or None,
+        }

@@ -1,0 +1,81 @@
+"""Whose a device is: a pod's by the first door, a ResourceClaim's and its pods' by the second.
+
+Names are foreign text; whoever shows them makes them safe for a terminal or a page.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.observability.schema import WhoView
+
+Names = Callable[[PodUid | None], PodName | None]
+"""What a pod is called, if that is known."""
+
+UNKNOWN: Final = PodName("", "")
+"""What a pod is called whose name nobody told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A ResourceClaim that has a device, and the pods that use it, as far as they are known."""
+
+    claim: Holder
+    pods: frozenset[PodUid] = frozenset()
+
+    @property
+    def only_pod(self) -> PodUid | None:
+        """The pod that uses it; None: there are several, or none is known."""
+        return next(iter(self.pods)) if len(self.pods) == 1 else None
+
+
+def by_device(ledger: Ledger) -> dict[DeviceId, Use]:
+    """The ResourceClaim of each device that one has."""
+    return {
+        device: Use(one, ledger.pods_of([device]))
+        for one in ledger.holders.values()
+        if not one.ended
+        for device in one.devices
+    }
+
+
+def who(
+    device: DeviceId,
+    pod: PodUid | None,
+    holders: Mapping[DeviceId, Use],
+    names: Names,
+) -> WhoView:
+    """The owner of a device.
+
+    Args:
+        device: which.
+        pod: its owner by the first door, if it is known.
+        holders: `by_device`.
+        names: of pods.
+    """
+    if (use := holders.get(device)) is None:
+        name = names(pod) or UNKNOWN
+        return {
+            "pod_uid": pod or "",
+            "namespace": name.namespace,
+            "pod": name.name,
+            "claim": "",
+            "claim_uid": "",
+            "requests": [],
+            "pods": [],
+        }
+    only, holder = use.only_pod, use.claim
+    name = names(only) or UNKNOWN
+    return {
+        "pod_uid": only or "",
+        "namespace": holder.namespace,
+        "pod": name.name,
+        "claim": holder.name,
+        "claim_uid": holder.uid,
+        "requests": list(holder.requests.get(device, ())),
+        "pods": [str(names(uid) or uid) for uid in sorted(use.pods)],
+    }

@@ -1,1 +1,0 @@
-"""Files that the operator writes: read strictly, and again when they change."""

@@ -1,1 +1,0 @@
-"""Who asks, and for what: kubelet's records of pods, their cgroups, and their FPGA_* requests."""

@@ -1,1 +1,0 @@
-"""gRPC servers on unix sockets for kubelet: what both doors need, not what they serve."""

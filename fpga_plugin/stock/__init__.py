@@ -1,1 +1,0 @@
-"""What a stock kubelet does not say: the environment, whose turn it is, what ended unseen."""

@@ -1,1 +1,0 @@
-"""What the plugin tells about itself: logs, metrics, health."""
