@@ -8,7 +8,7 @@ import threading
 import pytest
 import structlog
 
-from fpga_plugin.daemon.process import logs
+from fpga_plugin.daemon import logs
 from fpga_plugin.daemon.logs import FOREIGN_LOGGERS, configure_logging
 from fpga_plugin.settings.settings import LogFormat, LogLevel
 
