@@ -177,10 +177,3 @@ def test_the_runbook_says_what_to_do_about_every_alert_and_about_no_other():
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
     section = PAGES["docs/runbook.md"].partition("\n## Alerts\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"(?m)^\| `(\w+)` \|", section)) == alerts
-
-
-def test_each_feature_beside_the_peers_has_its_file():
-    rows = [line for line in (ROOT / "docs/features.md").read_text().splitlines() if "`" in line]
-    named = {path for row in rows for path in re.findall(r"`([a-z_]+/[^`]*)`", row)}
-    assert len(named) > 25
-    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
