@@ -389,9 +389,9 @@ class Settings:
         parse_namespaces,
         "names of namespaces separated by commas, `*` for every one, or empty",
         "Namespaces whose pods may have the annotation `<prefix>/debug`. The plugin logs port "
-        "errors while such a pod has a region. If its container fails, a debug hold keeps the region "
-        "as it is, without an owner, for ten minutes or what the annotation asks for, at most an hour"
-        " (docs/runbook.md).",
+        "errors while such a pod has a region. If its container fails, a debug hold keeps the "
+        "region as it is, without an owner, for ten minutes or what the annotation asks for, at "
+        "most an hour (docs/runbook.md).",
         empty="the annotation has no effect",
     )
     cdi_devices: CdiDevices | None = _optional(
