@@ -174,7 +174,7 @@ bench: ## what is fast, measured on this machine (BENCH_ARGS)
 bench-doors: ## a pod's start and end by both doors, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
-	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one $(PYTHON) tests/dra/doors.py $(BENCH_ARGS)
+	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one $(PYTHON) tests/dra/apis.py $(BENCH_ARGS)
 
 .PHONY: bench-kernel
 bench-kernel: ## PreStart beside the bare ioctl, on the real drivers (BENCH_ARGS="--rounds 5")

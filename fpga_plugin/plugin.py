@@ -38,14 +38,14 @@ from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.cards.reports import ReportObserver
 from fpga_plugin.cards.scrub import Scrubber
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId
@@ -57,7 +57,7 @@ from fpga_plugin.settings.settings import Advertise, Mode, Settings
 from fpga_plugin.settings.values import NO_CDI_DEVICES
 
 if TYPE_CHECKING:
-    from fpga_plugin.dra.door import DraDoor
+    from fpga_plugin.dra.driver import DraDriver
     from fpga_plugin.dra.poolcheck import PoolCheck
     from fpga_plugin.dra.reconcile import ClaimReconciler
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
@@ -111,12 +111,12 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
         claims=settings.mode is Mode.DRA,
-        claims_unknown=_lost_claims(settings, journal),
+        resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
 
 
-def _lost_claims(settings: Settings, journal: Journal) -> str:
+def _lost_resource_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last, dra = journal.marker.last, Mode.DRA
     # With DRA, too: this life may end before it reads kubelet's record of them.
@@ -187,7 +187,10 @@ def check_link(settings: Settings) -> None:
         FpgaPluginError: a directory of the door cannot be made.
     """
     if settings.mode is Mode.DRA:
-        from fpga_plugin.dra.door import check, make_directories  # the other door needs none of it
+        from fpga_plugin.dra.driver import (  # the other door needs none of it
+            check,
+            make_directories,
+        )
 
         check(settings)
         make_directories(settings)
@@ -241,7 +244,7 @@ class DevicePlugin:
         reconciler: what a stock kubelet does not say.
     """
 
-    claims: ClaimService
+    claims: DevicePluginService
     owners: Owners
     reconciler: Reconciler
 
@@ -257,7 +260,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    claims = ClaimService(
+    claims = DevicePluginService(
         ledger=ledger,
         owners=owners,
         lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
@@ -337,7 +340,7 @@ class Plugin:
         owners = Owners(ledger, node.cgroups, node.pods)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
-        wants = Wants(
+        targets = Targets(
             operations,
             node.store,
             node.reads,
@@ -346,18 +349,18 @@ class Plugin:
             debugging=debugging,
         )
         permission = Permission(node.policy, node.pods)
-        self.door: DraDoor | None = None
+        self.dra: DraDriver | None = None
         self.pool: PoolCheck | None = None
         if settings.mode is Mode.DRA:
             # The other door needs none of it.
-            from fpga_plugin.dra import door, poolcheck
+            from fpga_plugin.dra import poolcheck
             from fpga_plugin.dra.pool import Pool
 
-            self.door = door.DraDoor(
+            self.dra = door.DraDriver(
                 settings,
                 operations,
                 preparer,
-                wants,
+                targets,
                 queue,
                 permission,
                 recorder,
@@ -367,12 +370,12 @@ class Plugin:
             pool = Pool(settings.resource_prefix, settings.node_name)
             self.pool = poolcheck.PoolCheck(settings.kubeconfig, pool, warn=recorder.foreign_slices)
         self.device_plugin: DevicePlugin | None = None
-        if self.door is None:
+        if self.dra is None:
             envs = StockEnvironment(node.pods, cgroups=node.cgroups)
             prestarts = PreStarts(
                 operations,
                 preparer,
-                wants,
+                targets,
                 pods=node.pods,
                 envs=envs,
                 permission=permission,
@@ -382,12 +385,12 @@ class Plugin:
                 settings, node, ledger, link, queue, prestarts, owners, envs, recorder
             )
         self.leftovers: ClaimReconciler | None = None
-        if self.door is None and (ledger.holders or ledger.claims_unknown):
-            from fpga_plugin.dra.door import open_leftovers  # only where DRA served before
+        if self.dra is None and (ledger.claim_owners or ledger.resource_claims_unknown):
+            from fpga_plugin.dra.driver import open_leftovers  # only where DRA served before
 
             self.leftovers = open_leftovers(settings, operations, queue)
         self._runtime: NodeCheck | None = None
-        if settings.cdi_devices is not None and self.door is None:
+        if settings.cdi_devices is not None and self.dra is None:
             self._runtime = NodeCheck(
                 settings.kubeconfig,
                 settings.node_name,
@@ -408,7 +411,7 @@ class Plugin:
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
         if self.debugging is None:  # kept by an earlier life with other settings
-            self.ledger.work.end_debug(tuple(self.ledger.debugs))
+            self.ledger.work.end_debug(tuple(self.ledger.debug_holds))
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()
@@ -416,16 +419,16 @@ class Plugin:
         if self.ledger.rebinding:
             await self.recovery.resume()
         if (api := self.device_plugin) is not None:
-            await self.link.start(api.claims, api.reconciler)
-        elif self.door is not None:
-            await self.door.start()
+            await self.link.start(api.calls, api.reconciler)
+        elif self.dra is not None:
+            await self.dra.start()
         if self.node.policy is not None:
             self.node.policy.start()
         log.info(
             "serving",
             version=__version__,
             cards=len(self.ledger.cards),
-            resources=() if api is None else api.claims.resources(),
+            resources=() if api is None else api.calls.resources(),
             node=self.settings.node_name,
         )
 
@@ -434,7 +437,7 @@ class Plugin:
         assert self._index is not None, "made by `start`"
         api = self.device_plugin
         of_door = {} if api is None else {**self._of_device_plugin(api)}
-        of_door |= {} if self.door is None else self.door.work()
+        of_door |= {} if self.dra is None else self.dra.work()
         if self.debugging is not None:
             of_door = {**of_door, "debugging": self.debugging.run()}
         if self.pool is not None:
@@ -445,13 +448,13 @@ class Plugin:
     @property
     def records_problem(self) -> str:
         """Why kubelet's records cannot be read; empty while they can."""
-        if self.door is not None:
-            return self.door.reconciler.problem
+        if self.dra is not None:
+            return self.dra.reconciler.problem
         return "" if self.device_plugin is None else self.device_plugin.reconciler.problem
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""
-        found = [] if self.door is None else self.door.notes()
+        found = [] if self.dra is None else self.dra.notes()
         if self._runtime is not None:
             found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
@@ -471,11 +474,11 @@ class Plugin:
         if self._index is not None:
             self._index.close()
         await self.link.stop()
-        if self.door is not None:
-            await self.door.stop()
+        if self.dra is not None:
+            await self.dra.stop()
         self.node.workers.close()
-        if self.door is not None:
-            await self.door.close()
+        if self.dra is not None:
+            await self.dra.close()
         if self.device_plugin is not None:
             await self.device_plugin.claims.close()
         if self.node.pods.podresources is not None:

@@ -30,7 +30,7 @@ NOT_READ = "kubelet's records were not read since it was found"
 """Why it is not known who has a card."""
 
 LEAVE_DRA = (
-    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the claim's pods are gone"
+    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the allocation's pods are gone"
     " (docs/dra.md)"
 )
 """For a device that a ResourceClaim has, where the device plugin API serves."""

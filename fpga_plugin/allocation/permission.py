@@ -3,8 +3,8 @@
 No call of kubelet's carries a namespace. On a stock kubelet it comes with the pod's spec, which was
 read to learn what the container asks for. On an extended one the directory of pods is asked for it,
 only if some rule depends on it. PodResources knows no uids, but a device is in the hands of one pod
-at a time, the call is that pod's, and the claim that was there before the question has to be there
-after it. A guess is never made: what cannot be told is not permitted, yet.
+at a time, the call is that pod's, and the allocation that was there before the question has to be
+there after it. A guess is never made: what cannot be told is not permitted, yet.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Permission:
             resource: of the call.
             devices: of the call.
             requests: everything that the container asks for.
-            lease: on the claims of the call.
+            lease: on the allocations of the call.
 
         Raises:
             NotPermittedError: the message names the rule.

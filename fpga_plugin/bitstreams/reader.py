@@ -20,7 +20,7 @@ from fpga_plugin.bitstreams.places import Place
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import Verdict
 from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 
 log = structlog.get_logger()
@@ -59,7 +59,7 @@ class StoreReader:
             library: what the store is to the daemon.
         """
         self.library = library
-        self._threads: Threads[str] = Threads("store", most=MOST_THREADS)
+        self._threads: KeyedThreads[str] = KeyedThreads("store", most=MOST_THREADS)
         self._answered: Callable[[str], None] = lambda _relative: None
         self._late: set[str] = set()
         self._names: Names | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import CLEAN, Claim, Condition
+from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Kind, Stops
 from fpga_plugin.allocation.queue import CardQueue
@@ -152,7 +152,7 @@ class CardActions:
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        if kept := [one.region for one in self._ledger.kept_on(card_id)]:
+        if kept := [one.region for one in self._ledger.debug_holds_on(card_id)]:
             self._ledger.work.end_debug(kept)
             self._queue.add(card_id)
             log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
@@ -230,7 +230,7 @@ class CardActions:
         ledger = self._ledger
         present = ledger.cards.get(card_id)
         drained = card_id in ledger.drained
-        holders = tuple(map(_holder, ledger.claims_on(card_id)))
+        holders = tuple(map(_holder, ledger.allocations_on(card_id)))
         waits = [f"{one.device} has an owner" for one in holders]
         not_clean: list[str] = []
         if present is not None:
@@ -260,7 +260,7 @@ class CardActions:
     async def _open_ports(self, card: Card) -> list[str]:
         """Ports that a process outside kubelet's knowledge has open."""
         async with self._operations.workers.lock(card.id):
-            if self._ledger.claims_on(card.id):
+            if self._ledger.allocations_on(card.id):
                 return ["it got an owner just now"]
             waits: list[str] = []
             for region in card.regions:
@@ -292,7 +292,7 @@ class CardActions:
         except ValueError:
             card_id = CardId("")
         remembered = card_id in ledger.drained or card_id in ledger.rebinding
-        if card_id in ledger.cards or remembered or ledger.claims_on(card_id):
+        if card_id in ledger.cards or remembered or ledger.allocations_on(card_id):
             return card_id
         raise UnknownDeviceError(
             f"no card {quote(text)} on this node",
@@ -305,5 +305,7 @@ def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
     return {name: f"{value:#x}" for name, value in errors.items()}
 
 
-def _holder(claim: Claim) -> Holder:
-    return Holder(claim.device, claim.resource, claim.pod, claim.used, claim.since)
+def _holder(allocation: Allocation) -> Holder:
+    return Holder(
+        allocation.device, allocation.resource, allocation.pod, allocation.used, allocation.since
+    )

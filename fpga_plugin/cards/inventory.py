@@ -299,10 +299,12 @@ class Inventory:
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
         """Who has something of a card, as values of a log line."""
-        claims = self._ledger.claims_on(card_id)
+        allocations = self._ledger.allocations_on(card_id)
         return {
-            "owned": [claim.device for claim in claims],
-            "pods": frozenset(claim.pod for claim in claims if claim.pod is not None),
+            "owned": [allocation.device for allocation in allocations],
+            "pods": frozenset(
+                allocation.pod for allocation in allocations if allocation.pod is not None
+            ),
         }
 
     def _problem(self, problem: CardProblem) -> None:

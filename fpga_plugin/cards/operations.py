@@ -87,8 +87,8 @@ class CardOperations:
 
     def owner(self, region: RegionId) -> Mapping[str, PodUid]:
         """Whose region it is, as far as it is known: a value of a log line."""
-        claim = self.ledger.region_claim(region)
-        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+        allocation = self.ledger.region_allocation(region)
+        return {} if allocation is None or allocation.pod is None else {"pod": allocation.pod}
 
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
@@ -381,7 +381,7 @@ class CardOperations:
         for report in others:
             report.steps.append(first.steps[-1])
         if self.ledger.others_clean(card, reports):
-            self.ledger.work.set_debt(card.id, open_=False)
+            self.ledger.work.set_memory_clear_pending(card.id, open_=False)
 
     def report(self, report: Report) -> None:
         """Log what was done to a region, and tell the observer."""
@@ -439,7 +439,7 @@ class Work:
         self.check()
         operations.ledger.work.working([region.id for region in regions])
         if self.card.clears_memory:
-            operations.ledger.work.set_debt(self.card.id, open_=True)
+            operations.ledger.work.set_memory_clear_pending(self.card.id, open_=True)
         for region in regions:
             self.check()
             port, report, keep = (

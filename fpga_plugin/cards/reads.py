@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from fpga_plugin.errors import HardwareError
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.ids import CardId
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class CardReads:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._threads: Threads[CardId] = Threads("cards")
+        self._threads: KeyedThreads[CardId] = KeyedThreads("cards")
 
     async def run(self, card: CardId, function: Callable[[], T]) -> T:
         """Call a blocking function that reads a card.

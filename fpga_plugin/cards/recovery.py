@@ -172,7 +172,11 @@ class Recovery:
         for one in ledger.obstacles.against(Stops.REBIND, card.id):
             if one.device not in owner:
                 return one.message
-        own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
+        own = {
+            allocation.pod
+            for allocation in ledger.allocations_on(card.id)
+            if allocation.pod is not None
+        }
         former = [one for one in ledger.left_on(card.id) if one.pod not in own]
         if (living := await self._operations.living(former)) is not None:
             return f"pod {living.pod}, which had a region of it before, still runs"

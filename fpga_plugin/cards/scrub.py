@@ -62,11 +62,11 @@ class Scrubber:
         self._recovery = recovery
         self._queue = queue
         self._waits: dict[RegionId, str] = {}
-        self._lenders: dict[CardId, set[PodUid]] = {}
+        self._living_elsewhere: dict[CardId, set[PodUid]] = {}
         operations.ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
-        """A claim's end may leave regions of other cards dirty too, whose numbers moved."""
+        """An allocation's end may leave regions of other cards dirty too, whose numbers moved."""
         # What works on a card sees what changes, and much of that is its own doing.
         if card is not None and not self._queue.busy(card):
             self._queue.add(card)
@@ -89,27 +89,27 @@ class Scrubber:
         card = self._operations.ledger.cards.get(card_id)
         return card is not None and bool(
             self._due(card)
-            or self._owes(card)
-            or self._lent(card)
-            or self._borrowed(card)
+            or self._memory_due(card)
+            or self._tenants_elsewhere(card)
+            or self._bound_by_plugin(card)
             or self._recovery.due(card)
             or self._recovery.left_over(card)
         )
 
-    def _lent(self, card: Card) -> list[Tenancy]:
-        """Pods without a claim that have a node of the card in their hands, for another region."""
+    def _tenants_elsewhere(self, card: Card) -> list[Tenancy]:
+        """Pods without an allocation that have a node of the card in their hands, for another region."""
         strangers = map(self._operations.ledger.strangers, card.regions)
         return [one for of_region in strangers for one in of_region if one.left]
 
-    def _borrowed(self, card: Card) -> list[Region]:
+    def _bound_by_plugin(self, card: Card) -> list[Region]:
         """Clean regions without an owner for which the plugin bound drivers."""
         ledger = self._operations.ledger
         return [
             region
             for region in card.regions
-            if self._operations.backend.borrowed(region)
+            if self._operations.backend.bound_by_plugin(region)
             and ledger.record(region.id).condition in CLEAN
-            and ledger.region_claim(region.id) is None
+            and ledger.region_allocation(region.id) is None
             and self._may_work(region)
         ]
 
@@ -131,20 +131,20 @@ class Scrubber:
 
         It has no owner, or none of its owner's containers began yet, or as many ended as began.
         """
-        claim = self._operations.ledger.region_claim(region.id)
+        allocation = self._operations.ledger.region_allocation(region.id)
         return (
-            claim is None
-            or not claim.used
-            or self._operations.ledger.allocations.balanced(claim.device)
+            allocation is None
+            or not allocation.used
+            or self._operations.ledger.device_plugin.balanced(allocation.device)
         )
 
-    def _owes(self, card: Card) -> bool:
+    def _memory_due(self, card: Card) -> bool:
         """Whether a memory debt can be paid without a scrub."""
         ledger = self._operations.ledger
         return (
             card.clears_memory
-            and card.id in ledger.debts
-            and not ledger.claims_on(card.id)
+            and card.id in ledger.memory_clear_pending
+            and not ledger.allocations_on(card.id)
             and ledger.others_clean(card, ())
             and all(map(self._may_work, card.regions))
         )
@@ -161,10 +161,10 @@ class Scrubber:
             if self._recovery.due(card):
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
-            lent = await self._end_loans(card)
+            lent = await self._end_tenancies_elsewhere(card)
             if not self._due(card):
-                if self._owes(card):
-                    return await self._pay(card)
+                if self._memory_due(card):
+                    return await self._clear_memory(card)
                 await self._give_back(card)
                 return Outcome.WAIT if lent else Outcome.NOTHING
             blanks = await self._blanks(card)
@@ -213,7 +213,7 @@ class Scrubber:
     async def _give_back(self, card: Card) -> None:
         """Drivers that were bound for a region go when nobody has it any more."""
         operations = self._operations
-        for region in self._borrowed(card):
+        for region in self._bound_by_plugin(card):
             try:
                 await operations.workers.run(
                     card.id, partial(operations.backend.give_back, card, region)
@@ -222,17 +222,17 @@ class Scrubber:
                 # Nothing depends on it: the next owner finds them bound.
                 log.warning("drivers not given back", region=region.id, error=str(error))
 
-    async def _end_loans(self, card: Card) -> bool:
-        """Whether a node of the card is still in the hands of a pod whose claim ended."""
+    async def _end_tenancies_elsewhere(self, card: Card) -> bool:
+        """Whether a node of the card is still in the hands of a pod whose allocation ended."""
         gone: list[Tenancy] = []
         living: set[PodUid] = set()
-        for one in self._lent(card):
+        for one in self._tenants_elsewhere(card):
             if await self._operations.living([one]) is None:
                 gone.append(one)
             elif one.pod is not None:
                 living.add(one.pod)
-        self._operations.ledger.allocations.end_tenancies(gone)
-        if living - self._lenders.get(card.id, set()):
+        self._operations.ledger.device_plugin.end_tenancies(gone)
+        if living - self._living_elsewhere.get(card.id, set()):
             log.warning(
                 "a card is held back: a pod that still runs may open its regions",
                 card=card.id,
@@ -240,7 +240,7 @@ class Scrubber:
                 hint="the device numbers changed after the pod was given its node; see why its"
                 " processes do not end",
             )
-        self._lenders[card.id] = living
+        self._living_elsewhere[card.id] = living
         return bool(living)
 
     async def _take(
@@ -279,17 +279,17 @@ class Scrubber:
 
         Kubelet may tell the end of one container twice, while its successor runs.
         """
-        claim = self._operations.ledger.region_claim(region.id)
-        if claim is None or claim.pod is None or not claim.used:
+        allocation = self._operations.ledger.region_allocation(region.id)
+        if allocation is None or allocation.pod is None or not allocation.used:
             return None
-        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, claim.pod)
-        return claim.pod if runs else None
+        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, allocation.pod)
+        return allocation.pod if runs else None
 
     def _begin_report(self, region: RegionId) -> Report:
         # An owner that is there has its containers behind it, or still before it.
         ledger = self._operations.ledger
-        claim = ledger.region_claim(region)
-        pod = None if claim is None else claim.pod
+        allocation = ledger.region_allocation(region)
+        pod = None if allocation is None else allocation.pod
         return Report(region, pod=pod, former=self._operations.former(region))
 
     def _wait_for(self, region: RegionId, reason: str) -> None:
@@ -316,7 +316,7 @@ class Scrubber:
             return []
         ledger.work.working(reports)
         if card.clears_memory:
-            ledger.work.set_debt(card.id, open_=True)
+            ledger.work.set_memory_clear_pending(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
             if not self._nobody_began(life):
@@ -353,7 +353,7 @@ class Scrubber:
                 blanked = blanks[region].image is not None
                 ledger.work.clean(region, reports[region].afu_id, blank=blanked)
 
-    async def _pay(self, card: Card) -> Outcome:
+    async def _clear_memory(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""
         reports = {region.id: Report(region.id) for region in card.regions}
         self._operations.begin(card, reports)
@@ -362,4 +362,8 @@ class Scrubber:
         except FpgaPluginError as error:
             log.warning("memory not cleared", card=card.id, error=str(error))
             return Outcome.NOTHING
-        return Outcome.WAIT if card.id in self._operations.ledger.debts else Outcome.DONE
+        return (
+            Outcome.WAIT
+            if card.id in self._operations.ledger.memory_clear_pending
+            else Outcome.DONE
+        )

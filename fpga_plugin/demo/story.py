@@ -23,7 +23,7 @@ from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import RegionId, ResourceName
 
@@ -99,7 +99,7 @@ class Story:
         pod = self.manifest.pod
         self.output.heading(
             "The pod is admitted: kubelet picks devices, the plugin grants them",
-            "Allocate only claims: it must answer in milliseconds. What the claim makes impossible"
+            "Allocate only allocations: it must answer in milliseconds. What the allocation makes impossible"
             " disappears from the lists.",
         )
         try:
@@ -170,7 +170,7 @@ class Story:
         kubelet, pod = self.node.kubelet, self.manifest.pod
         self.output.heading(
             f"{title}: its regions are scrubbed and given back",
-            "PostStopContainer: no container is left, the scrub may begin. Deallocate: the claim"
+            "PostStopContainer: no container is left, the scrub may begin. Deallocate: the allocation"
             " ends, and what it hid is shown again.",
         )
         for container in started:
@@ -254,15 +254,19 @@ class Story:
             if not all(record.condition in CLEAN | {Condition.FAULTED} for record in records):
                 return False
             clean = all(record.condition in CLEAN for record in records)
-            if clean and card.id in ledger.debts and not ledger.claims_on(card.id):
+            if (
+                clean
+                and card.id in ledger.memory_clear_pending
+                and not ledger.allocations_on(card.id)
+            ):
                 return False
         return True
 
     @property
-    def _calls(self) -> ClaimService:
+    def _calls(self) -> DevicePluginService:
         api = self.node.plugin.device_plugin
         assert api is not None, "the demo serves the device plugin API"
-        return api.claims
+        return api.calls
 
     async def _kubelet_has_lists(self) -> None:
         """Kubelet's lists are the plugin's."""

@@ -17,7 +17,7 @@ from grpclib.server import Stream
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.ids import ResourceName
 
 PAUSE = 0.02
@@ -48,7 +48,9 @@ class DeviceStreams:
         lost: set when, after that, the last stream ended.
     """
 
-    def __init__(self, resource: ResourceName, calls: ClaimService, lives: Reconciler) -> None:
+    def __init__(
+        self, resource: ResourceName, calls: DevicePluginService, lives: Reconciler
+    ) -> None:
         self._resource = resource
         self._calls = calls
         self._lives = lives

@@ -13,7 +13,7 @@ import structlog
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.ids import ResourceName
@@ -37,7 +37,7 @@ class Endpoint:
     def __init__(
         self,
         resource: ResourceName,
-        calls: ClaimService,
+        calls: DevicePluginService,
         directory: str,
         *,
         lives: Reconciler,

@@ -9,7 +9,7 @@ from functools import partial
 
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.registration import Registration, ResourceStatus, Timing
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
@@ -44,7 +44,7 @@ class KubeletLink:
         self._on_call = on_call
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
-        self._calls: ClaimService | None = None
+        self._calls: DevicePluginService | None = None
         self._registrations: dict[ResourceName, Registration] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -59,7 +59,7 @@ class KubeletLink:
         """How often the stream of each resource was opened."""
         return [((name,), one.opened) for name, one in self._registrations.items() if one.opened]
 
-    async def start(self, calls: ClaimService, lives: Reconciler) -> None:
+    async def start(self, calls: DevicePluginService, lives: Reconciler) -> None:
         """Begin to serve; returns before kubelet has heard of it.
 
         Args:
@@ -117,7 +117,7 @@ class KubeletLink:
                 return
             await asyncio.sleep(ANNOUNCE_POLL)
 
-    def _add_resources(self, calls: ClaimService, lives: Reconciler) -> None:
+    def _add_resources(self, calls: DevicePluginService, lives: Reconciler) -> None:
         for resource in calls.resources():
             if resource in self._registrations:
                 continue

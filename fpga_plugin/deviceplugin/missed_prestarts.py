@@ -46,7 +46,7 @@ class MissedPreStarts:
     """Belongs to the event loop.
 
     Args:
-        ledger: knows the claims.
+        ledger: knows the allocations.
         pods: tells who holds what, and pods as they are now.
         kubelet_dir: where kubelet's socket is.
         recorder: is told of each that was found.
@@ -80,14 +80,16 @@ class MissedPreStarts:
         self._new = True
         self._opened.clear()
         self.found.clear()
-        self._before = {device: self._ledger.activity[device] for device in self._ledger.claims}
+        self._before = {
+            device: self._ledger.activity[device] for device in self._ledger.allocations
+        }
         self._unscrubbed = frozenset(
             device
-            for device, claim in self._ledger.claims.items()
-            if not claim.started
+            for device, allocation in self._ledger.allocations.items()
+            if not allocation.started
             and any(
                 self._ledger.record(region).condition not in {*CLEAN, Condition.PROGRAMMED}
-                for region in claim.grants
+                for region in allocation.grants
             )
         )
 
@@ -101,7 +103,7 @@ class MissedPreStarts:
         Of a kubelet that the journal knows the plugin's last life answered the PreStarts.
         """
         self.close()
-        if self._new and self._ledger.claims:
+        if self._new and self._ledger.allocations:
             self._task = asyncio.create_task(self._run(), name="containers without PreStart")
 
     def close(self) -> None:
@@ -152,10 +154,10 @@ class MissedPreStarts:
         return problem
 
     def _may_have_run(self, text: str) -> bool:
-        """Whether the device has a claim from before, and no PreStart came since."""
+        """Whether the device has an allocation from before, and no PreStart came since."""
         device = DeviceId(text)
-        claims, activity = self._ledger.claims, self._ledger.activity
-        return device in claims and activity[device] == self._before.get(device, 0)
+        allocations, activity = self._ledger.allocations, self._ledger.activity
+        return device in allocations and activity[device] == self._before.get(device, 0)
 
     def _judge(self, uid: PodUid, pod: "Pod", entries: list[CheckpointEntry], birth: float) -> None:
         for entry in entries:

@@ -30,7 +30,7 @@ from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.register import register
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
@@ -87,7 +87,7 @@ class Registration:
     def __init__(
         self,
         resource: ResourceName,
-        calls: ClaimService,
+        calls: DevicePluginService,
         directory: KubeletDirectory,
         *,
         timing: Timing,
@@ -139,11 +139,11 @@ class Registration:
         backoff = Backoff(self._timing.first_delay, self._timing.last_delay)
         with self._directory.listening(self._looked.set):
             while True:
-                epoch = await self._kubelet()
+                instance = await self._kubelet()
                 began = asyncio.get_running_loop().time()
                 try:
-                    self._lives.kubelet_epoch(epoch)
-                    await self._life(epoch)
+                    self._lives.kubelet_found(instance)
+                    await self._life(instance)
                 except FpgaPluginError as error:
                     self._problem = str(error)
                 except Exception:  # noqa: BLE001  # a defect must not end the registrations for good
@@ -156,18 +156,18 @@ class Registration:
                 self._log.warning(
                     "not registered with kubelet", reason=self._problem, retry_in=round(delay, 3)
                 )
-                await self._pause(delay, epoch)
+                await self._pause(delay, instance)
 
     async def _kubelet(self) -> str:
         """Wait until kubelet has a socket."""
-        while (epoch := self._directory.epoch) is None:
+        while (instance := self._directory.instance) is None:
             problem = self._why_no_kubelet()
             if problem != self._problem:
                 self._problem = problem
                 self._log.warning("waiting for kubelet", reason=problem)
             self._looked.clear()
             await self._looked.wait()
-        return epoch
+        return instance
 
     def _why_no_kubelet(self) -> str:
         try:
@@ -185,13 +185,13 @@ class Registration:
         """Wait for `delay`, or until another kubelet than the one that failed is there."""
         try:
             async with asyncio.timeout(delay):
-                while self._directory.epoch in {failed, None}:
+                while self._directory.instance in {failed, None}:
                     self._looked.clear()
                     await self._looked.wait()
         except TimeoutError:
             pass
 
-    async def _life(self, epoch: str) -> None:
+    async def _life(self, instance: str) -> None:
         """One socket from binding to the end of its stream.
 
         Raises:
@@ -209,7 +209,7 @@ class Registration:
 
         def look() -> None:
             nonlocal outdated
-            if not outdated and (outdated := self._why_outdated(epoch, endpoint)):
+            if not outdated and (outdated := self._why_outdated(instance, endpoint)):
                 scope.reschedule(0)
 
         try:
@@ -236,13 +236,13 @@ class Registration:
             await endpoint.stop()
             self._endpoint = None
 
-    def _why_outdated(self, epoch: str, endpoint: Endpoint) -> str:
+    def _why_outdated(self, instance: str, endpoint: Endpoint) -> str:
         if self._renewal:
             return self._renewal
-        present = self._directory.epoch
+        present = self._directory.instance
         if present is None:
             return ""  # nobody to register with: better keep a stream that may still be read
-        if present != epoch:
+        if present != instance:
             return "kubelet was restarted"
         if not endpoint.in_place:
             return f"{endpoint.name} was removed from kubelet's directory"

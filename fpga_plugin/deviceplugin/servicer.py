@@ -1,4 +1,4 @@
-"""The calls of one resource: kubelet's messages in, `ClaimService` behind, messages out.
+"""The calls of one resource: kubelet's messages in, `DevicePluginService` behind, messages out.
 
 Decoding is lenient (a truncated message parses as a shorter one), so what has to be there is
 checked here: Allocate and PreStartContainer without device ids are refused. What the ids mean is
@@ -20,9 +20,9 @@ from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 from grpclib.server import Stream
 
-from fpga_plugin.allocation.calls import Allocation, Caller
+from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
@@ -59,8 +59,8 @@ OPTIONS = DevicePluginOptions(
 _LOGGED_DEVICES = 16
 
 _OF_A_LIFE = frozenset({"Allocate", "PreStartContainer", "PostStopContainer"})
-"""Calls that are logged although they went well: a claim's life is told by them. Its end is told by
-the line of the release, which is also there where kubelet does not call."""
+"""Calls that are logged although they went well: an allocation's life is told by them. Its end is
+told by the line of the release, which is also there where kubelet does not call."""
 
 _log = structlog.get_logger()
 
@@ -113,7 +113,7 @@ class Servicer:
     def __init__(
         self,
         resource: ResourceName,
-        calls: ClaimService,
+        calls: DevicePluginService,
         streams: DeviceStreams,
         *,
         on_call: CallObserver | None = None,
@@ -300,7 +300,7 @@ def _require_ids(method: str, ids: Sequence[str]) -> None:
         raise InvalidRequestError(f"{method} names a device twice")
 
 
-def _container_response(given: Allocation) -> ContainerAllocateResponse:
+def _container_response(given: AllocateAnswer) -> ContainerAllocateResponse:
     return ContainerAllocateResponse(
         envs=dict(given.envs),
         devices=[

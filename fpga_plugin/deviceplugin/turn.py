@@ -6,7 +6,7 @@ at most one sidecar or app container (pkg/kubelet/cm/devicemanager: devicesToReu
 would put another container's bitstream into the region, so this module does not guess. It knows
 three proofs; without one of them there is no answer, and kubelet tries again in ten seconds.
 
-1. Nothing has started under this claim: it is the first of them.
+1. Nothing has started under this allocation: it is the first of them.
 2. Kubelet quotes, as the reason why a container waits, the very words in which its last PreStart
    for these devices was refused (pkg/kubelet: reasonCache, convertToAPIContainerStatuses): it is
    that container, as long as the pod keeps its sandbox.

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.allocation.calls import Allocation
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.calls import AllocateAnswer
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant
@@ -62,18 +62,18 @@ class CdiFiles:
         parse_claim_uid(uid)  # it came by a message: never a path of its own
         return os.path.join(self._directory, f"k8s.{driver or self.driver}-claim_{uid}.json")
 
-    def of(self, holder: Holder) -> str:
+    def of(self, owner: ClaimOwner) -> str:
         """Where a claim's file is, or would be."""
-        return holder.file or self.path(holder.uid)
+        return owner.file or self.path(owner.uid)
 
-    def write(self, holder: Holder, claims: Iterable[Claim]) -> None:
+    def write(self, owner: ClaimOwner, claims: Iterable[Allocation]) -> None:
         """Make or replace a claim's file.
 
         Raises:
             CdiError: it cannot be written.
         """
-        path = self.of(holder)
-        content = _ENCODER.encode(self._content(holder, claims))
+        path = self.of(owner)
+        content = _ENCODER.encode(self._content(owner, claims))
         try:
             with self._one:
                 self._check_reached(path)
@@ -124,32 +124,32 @@ class CdiFiles:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 
-    def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
+    def _content(self, owner: ClaimOwner, claims: Iterable[Allocation]) -> Mapping[str, Any]:
         granted = {claim.device: claim for claim in claims}
-        of_requests: dict[str, list[Claim]] = {}
-        for device in holder.devices:
-            for request in holder.requests.get(device, ()):
+        of_requests: dict[str, list[Allocation]] = {}
+        for device in owner.devices:
+            for request in owner.requests.get(device, ()):
                 of_requests.setdefault(request, []).append(granted[device])
         variables = {request: _variables(request, mine) for request, mine in of_requests.items()}
         return {
             "cdiVersion": VERSION,
-            "kind": _kind(holder.driver),
+            "kind": _kind(owner.driver),
             "devices": [
                 {
-                    "name": f"{holder.uid}-{device_name(device)}",
+                    "name": f"{owner.uid}-{device_name(device)}",
                     "containerEdits": _edits(
                         _allocation(granted[device]),
-                        [variables[request] for request in holder.requests.get(device, ())],
+                        [variables[request] for request in owner.requests.get(device, ())],
                     ),
                 }
-                for device in holder.devices
+                for device in owner.devices
             ],
         }
 
 
-def device_id(holder: Holder, device: DeviceId) -> str:
+def device_id(owner: ClaimOwner, device: DeviceId) -> str:
     """What kubelet tells the runtime to inject for a device of a claim."""
-    return f"{_kind(holder.driver)}={holder.uid}-{device_name(device)}"
+    return f"{_kind(owner.driver)}={owner.uid}-{device_name(device)}"
 
 
 def _kind(driver: str) -> str:
@@ -163,11 +163,11 @@ def request_variable(request: str) -> str:
     )
 
 
-def _allocation(claim: Claim) -> Allocation:
-    return Allocation.of(Resource.parse(claim.resource), claim.grants)
+def _allocation(claim: Allocation) -> AllocateAnswer:
+    return AllocateAnswer.of(Resource.parse(claim.resource), claim.grants)
 
 
-def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
+def _variables(request: str, claims: Iterable[Allocation]) -> Mapping[str, str]:
     """What a container finds all devices of a request by, as in one answer of the first door.
 
     Each of these devices sets them to the same, so it does not matter which is injected last.
@@ -180,14 +180,14 @@ def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
     envs: dict[str, str] = {}
     for name, mine in of_resources.items():
         resource = Resource.parse(name)
-        envs[resource.variable] = Allocation.of(resource, mine).envs[resource.variable]
+        envs[resource.variable] = AllocateAnswer.of(resource, mine).envs[resource.variable]
     regions = sorted(grants, key=device_order)
     envs |= {numbered_variable(n): str(grants[region]) for n, region in enumerate(regions, 1)}
     envs[request_variable(request)] = ",".join(str(grants[region]) for region in regions)
     return envs
 
 
-def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mapping[str, Any]:
+def _edits(given: AllocateAnswer, of_requests: Iterable[Mapping[str, str]]) -> Mapping[str, Any]:
     # What tells a device by number or kind is the requests': by itself it knows no other device.
     env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
     for variables in of_requests:

@@ -13,7 +13,7 @@ from urllib.parse import quote as url
 
 import msgspec
 
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
 from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
@@ -56,7 +56,7 @@ class ClaimRef:
         return f"claim {self.full_name}"
 
     @classmethod
-    def of(cls, claim: Holder | RecordedClaim) -> "ClaimRef":
+    def of(cls, claim: ClaimOwner | RecordedClaim) -> "ClaimRef":
         """A claim that the ledger, or kubelet's record, has."""
         return cls(claim.uid, claim.namespace, claim.name)
 
@@ -200,7 +200,7 @@ class _Claim(msgspec.Struct):
 _CLAIM: Final = msgspec.json.Decoder(_Claim)
 
 
-class Claims:
+class ClaimReader:
     """Reads claims at the API server.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice, Value
+from fpga_plugin.dra.desired import CounterSet, Device, Form, Slice, Value
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata
 
 API_VERSION: Final = "resource.k8s.io/v1"

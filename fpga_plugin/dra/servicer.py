@@ -1,4 +1,4 @@
-"""Kubelet's calls of the second door: messages in, `ClaimLife` behind, messages out.
+"""Kubelet's calls of the second door: messages in, `ClaimLifecycle` behind, messages out.
 
 All claims of a call are served at the same time, so that one that waits for a former owner does not
 hold up another, and each has an answer of its own: an error of one is no error of the call. A claim
@@ -20,7 +20,7 @@ from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra.claim import ClaimRef
-from fpga_plugin.dra.life import ClaimLife, PreparedDevice
+from fpga_plugin.dra.lifecycle import ClaimLifecycle, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
@@ -56,9 +56,11 @@ class DraServicer:
         recorder: tells pods and operators what was refused.
     """
 
-    def __init__(self, life: ClaimLife, ledger: Ledger, pool: str, recorder: EventRecorder) -> None:
+    def __init__(
+        self, lifecycle: ClaimLifecycle, ledger: Ledger, pool: str, recorder: EventRecorder
+    ) -> None:
         self._recorder = recorder
-        self._life = life
+        self._lifecycle = life
         self._ledger = ledger
         self._pool = pool
         self._since: dict[tuple[DeviceId, bool], int] = {}
@@ -94,7 +96,7 @@ class DraServicer:
     ) -> dra.NodePrepareResourcesResponse:
         async def one(claim: dra.Claim) -> dra.NodePrepareResourceResponse:
             async def served(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
-                devices = await self._life.prepare(ref)
+                devices = await self._lifecycle.prepare(ref)
                 self._recorder.served([each.device for each in devices], ref.full_name)
                 return dra.NodePrepareResourceResponse(
                     devices=[self._device(each) for each in devices]
@@ -119,7 +121,7 @@ class DraServicer:
         async def one(claim: dra.Claim) -> dra.NodeUnprepareResourceResponse:
             async def served(ref: ClaimRef) -> None:
                 self._recorder.served([], ref.full_name)
-                await self._life.unprepare(ref)
+                await self._lifecycle.unprepare(ref)
 
             _, problem = await _served("NodeUnprepareResources", claim, served)
             return dra.NodeUnprepareResourceResponse(error=problem)
@@ -128,7 +130,7 @@ class DraServicer:
 
     def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
         """Tell whose pod waits, and why."""
-        claim = self._life.read(ref.uid)
+        claim = self._lifecycle.read(ref.uid)
         names = {} if claim is None else claim.names
         pod = next(iter(names)) if len(names) == 1 else None
         identity = Identity(pod, name=names[pod] if pod else None, claim=ref.full_name)
@@ -145,7 +147,7 @@ class DraServicer:
 
         async def handler(stream: Stream[Any, Any]) -> None:
             wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
-            changed = {card_of(device) for device in self._ledger.claims}
+            changed = {card_of(device) for device in self._ledger.allocations}
             known: dict[CardId, dict[DeviceId, str]] = {}
 
             def note(card: CardId | None) -> None:
@@ -179,7 +181,7 @@ class DraServicer:
         """Why each owned device of a card is not well; empty if it is."""
         ledger = self._ledger
         found = {}
-        for claim in ledger.claims_on(card):
+        for claim in ledger.allocations_on(card):
             why = ledger.obstacles.first(claim.device, Stops.OWNER)
             found[claim.device] = "" if why is None else why.cause or why.message
         return found

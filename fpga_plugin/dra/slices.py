@@ -1,4 +1,4 @@
-"""Keeps this node's ResourceSlices as the ledger wants them, for ever.
+"""Keeps this node's ResourceSlices as the ledger targets them, for ever.
 
 Others write here too: kubelet deletes the slices of its node at its own start, and a driver's 30 s
 after it lost the connection to it; the garbage collector deletes them with the node. So the own
@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from fpga_plugin.dra.desired import Form, Slice
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Plan,
@@ -28,7 +29,6 @@ from fpga_plugin.dra.pool import (
     lost,
     meaning,
 )
-from fpga_plugin.dra.wanted import Form, Slice
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.apiserver.mirror import Mirror

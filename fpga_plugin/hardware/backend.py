@@ -98,7 +98,7 @@ class DriverSettings:
 
     Attributes:
         clock: user clock in MHz; None: the default.
-        debug: log port errors during the claim.
+        debug: log port errors during the allocation.
     """
 
     clock: int | None = None
@@ -146,7 +146,7 @@ class Backend(Protocol):
             HardwareError: they cannot be read.
         """
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         """Whether holding the region took something that `give_back` returns.
 
         Of a region that was scanned. Touches nothing and does not block: the event loop asks.

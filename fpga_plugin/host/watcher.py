@@ -27,7 +27,7 @@ import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.host.file_identity import Version, inode_at, version_at
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.host.ticks import next_tick
 from fpga_plugin.host.trusted_files import lookups
 
@@ -188,7 +188,9 @@ class Watcher:
         self._name = name
         self._recheck = recheck
         self._retry = recheck if retry is None else retry
-        self._threads: Threads[str] | None = None if local else Threads(f"{name}-watch", most=1)
+        self._threads: KeyedThreads[str] | None = (
+            None if local else KeyedThreads(f"{name}-watch", most=1)
+        )
         self._inotify: Inotify | None = None
         self._watches: dict[int, set[str] | None] = {}
         self._versions: dict[str, Version] | None = None

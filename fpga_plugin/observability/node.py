@@ -129,7 +129,9 @@ def look(settings: Settings) -> Node:
                 card=card,
                 left_alone=left_alone[card.id],
                 alias=called.get(card.interface_id),
-                memory=memory_state(card, debt=journal is not None and card.id in journal.debts),
+                memory=memory_state(
+                    card, debt=journal is not None and card.id in journal.memory_clear_pending
+                ),
                 exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
                 without_blank="its regions would only be reset, and given out (best-effort)"

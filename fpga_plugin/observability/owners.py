@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.kubernetes.names import PodName
@@ -24,7 +24,7 @@ UNKNOWN: Final = PodName("", "")
 class Use:
     """A ResourceClaim that has a device, and the pods that use it, as far as they are known."""
 
-    claim: Holder
+    claim: ClaimOwner
     pods: frozenset[PodUid] = frozenset()
 
     @property
@@ -37,7 +37,7 @@ def by_device(ledger: Ledger) -> dict[DeviceId, Use]:
     """The ResourceClaim of each device that one has."""
     return {
         device: Use(one, ledger.pods_of([device]))
-        for one in ledger.holders.values()
+        for one in ledger.claim_owners.values()
         if not one.ended
         for device in one.devices
     }

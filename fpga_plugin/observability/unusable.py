@@ -45,9 +45,9 @@ def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | N
 def _has_another_state(ledger: Ledger, card: Card, region: Region) -> bool:
     """Whether it is owned, drained, kept or failed, or its card is given to nobody on purpose."""
     return (
-        ledger.region_claim(region.id) is not None
+        ledger.region_allocation(region.id) is not None
         or card.id in ledger.drained
-        or ledger.kept(region.id) is not None
+        or ledger.debug_hold(region.id) is not None
         or any(one.kind in FAILED for one in ledger.obstacles.of(region.id))
         or bool(ledger.obstacles.exposure.refusal(card, whole=True))
     )

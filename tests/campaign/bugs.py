@@ -66,7 +66,7 @@ BUGS = {
         "1349",
     ),
     "step-before-the-journal": Bug(
-        "allocation/work.py",
+        "allocation/work_steps.py",
         "        step.commit()\n        self._begun.update(begun)\n",
         "        self._state.apply(step.change)\n        self._begun.update(begun)\n",
         "249",
@@ -105,7 +105,7 @@ BUGS = {
     "claims-forgotten-at-the-start": Bug(
         "allocation/ledger.py",
         "        self.apply(snapshot)\n",
-        "        self.apply(replace(snapshot, claims={}, tenancies={}))\n",
+        "        self.apply(replace(snapshot, allocations={}, tenancies={}))\n",
         "1379",
     ),
     "owners-leave-the-list": Bug(
@@ -136,7 +136,7 @@ BUGS = {
         ),
     ),
     "unprepare-answered-before-it-is-clean": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "        regions = ends.regions(ref.uid)\n",
         "        regions = []\n",
         "4",
@@ -148,15 +148,13 @@ BUGS = {
         "        self.begin(claim, (), used=used)\n",
         "47",
         apis="dra",
-        also=(
-            ("allocation/resource_claims.py", "[pod for pod in pods if pod not in there]", "()"),
-        ),
+        also=(("allocation/dra_steps.py", "[pod for pod in pods if pod not in there]", "()"),),
     ),
     "claim-prepared-before-it-is-done": Bug(
-        "dra/life.py",
-        "        ledger.resource_claims.take(holder, claim.users)\n",
-        "        ledger.resource_claims.take(holder, claim.users)\n"
-        "        ledger.resource_claims.prepared(ref.uid, asked)\n",
+        "dra/lifecycle.py",
+        "        ledger.dra.take(holder, claim.users)\n",
+        "        ledger.dra.take(holder, claim.users)\n"
+        "        ledger.dra.prepared(ref.uid, asked)\n",
         "29",
         apis="dra",
     ),
@@ -233,7 +231,7 @@ BUGS = {
         weather="journal not written at times",
     ),
     "f4-prepared-for-whatever-it-was": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "lambda had: had.prepared == asked",
         "lambda had: True",
         "2",
@@ -299,10 +297,10 @@ BUGS = {
         ),
     ),
     "f8-the-next-pod-is-not-judged": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "        await self._check_policy(ref, claim, requests)\n"
-        "        wants = await self._wants.exactly(requests)\n",
-        "        wants = await self._wants.exactly(requests)\n",
+        "        targets = await self._targets.exactly(requests)\n",
+        "        targets = await self._targets.exactly(requests)\n",
         "4",
         apis="dra",
     ),
@@ -314,13 +312,13 @@ BUGS = {
     ),
     "f9-pods-of-a-claim-are-kept-for-ever": Bug(
         "dra/reconcile.py",
-        "        self._ledger.allocations.end_tenancies(gone)\n",
+        "        self._ledger.device_plugin.end_tenancies(gone)\n",
         "",
         "9",
         apis="dra",
     ),
     "f10-prepared-again-under-its-users": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "        if (one := await self._operations.living(users)) is not None:\n",
         "        if (one := next(iter(users[:0]), None)) is not None:\n",
         "17",
@@ -344,7 +342,7 @@ BUGS = {
     ),
     "a-boot-changes-nothing": Bug(
         "allocation/ledger.py",
-        '        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id\n',
+        '        same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id\n',
         "        same_boot = True\n",
         "2347910",
         apis="both",

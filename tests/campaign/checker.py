@@ -75,7 +75,7 @@ class Snapshot:
         for kind, key, value in rows:
             if kind in {"claims", "regions", "holders", "tenancies"}:
                 getattr(self, kind)[key] = json.loads(value)
-            elif (kind, key) == ("epochs", "boot"):
+            elif (kind, key) == ("facts", "boot"):
                 self.boot = json.loads(value)
 
     def devices(self) -> set[str]:

@@ -597,12 +597,12 @@ def test_each_kind_of_card_gets_its_classes() -> None:
 
 def test_one_node_may_be_a_dra_driver() -> None:
     made = rendered("nodeConfigurations.named.claims.mode=dra", "readPods=false")
-    doors = {}
+    apis = {}
     for (kind, name), each in made.items():
         if kind == "DaemonSet":
             (container,) = each["spec"]["template"]["spec"]["containers"]
-            doors[name] = [e["value"] for e in container["env"] if e["name"] == "FPGA_PLUGIN_MODE"]
-    assert doors == {"fpga-plugin": [], "fpga-plugin-claims": ["dra"]}
+            apis[name] = [e["value"] for e in container["env"] if e["name"] == "FPGA_PLUGIN_MODE"]
+    assert apis == {"fpga-plugin": [], "fpga-plugin-claims": ["dra"]}
     assert any("resourceslices" in rule for rule in rules(made))
     assert ("ValidatingAdmissionPolicy", "fpga-plugin-resourceslices") in made
 

@@ -52,7 +52,7 @@ class Kubelet:
         namespace: of all of them.
         known: what it says is allocatable.
         error: raised by each answer, where set.
-        epoch: the life of kubelet that an answer is of.
+        instance: the life of kubelet that an answer is of.
         on_call: is told of each question before it is answered.
         answers: cleared, questions wait.
         calls: how many there were.
@@ -68,7 +68,7 @@ class Kubelet:
         self.namespace = "tenant"
         self.known: dict[ResourceName, frozenset[str]] = {}
         self.error: Exception | None = None
-        self.epoch = "1:1:1"
+        self.instance = "1:1:1"
         self.on_call: Callable[[], None] = lambda: None
         self.answers = asyncio.Event()
         self.answers.set()
@@ -96,7 +96,7 @@ class Kubelet:
         )
 
     async def snapshot(self) -> PodList:
-        return PodList(await self.list_devices(), self.epoch)
+        return PodList(await self.list_devices(), self.instance)
 
     async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
         await self._called()

@@ -301,7 +301,7 @@ OWN_POD = "00000000-0000-4000-8000-000000000000"
 
 
 class DraNode(Node):
-    """A node whose plugin serves the second door."""
+    """A node whose plugin serves the second api."""
 
     def __init__(self, hardware: str = "1x2", **settings: str) -> None:
         super().__init__(hardware, **settings)

@@ -1,4 +1,4 @@
-"""An image's user clock over the life of a claim: set, checked, refused, and told."""
+"""An image's user clock over the life of an allocation: set, checked, refused, and told."""
 
 import pytest
 from daemon_support import BLANK, ID, P0, Node, Refused, eventually, request

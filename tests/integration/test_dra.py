@@ -1,4 +1,4 @@
-"""The second door: claims that kubelet prepares and unprepares, in every order that it knows."""
+"""The second api: claims that kubelet prepares and unprepares, in every order that it knows."""
 
 import contextlib
 import json

@@ -107,7 +107,7 @@ def test_live_and_ready_while_kubelet_is_served_and_not_ready_without(node):
     assert metrics(plugin)["fpga_plugin_ready"] == 0
 
 
-def test_a_life_of_a_claim_is_counted(node):
+def test_a_life_of_an_allocation_is_counted(node):
     plugin = serve(node)
     before = metrics(plugin)
     free = f'fpga_plugin_regions{{card="{CARD}",condition="blank",ownership="free"}}'
@@ -118,7 +118,7 @@ def test_a_life_of_a_claim_is_counted(node):
     programmed = f'fpga_plugin_regions{{card="{CARD}",condition="programmed",ownership="started"}}'
     assert during[programmed] == 1
     assert during[free] == 1
-    assert during[f'fpga_plugin_claims{{ownership="started",resource="{REGIONS}"}}'] == 1
+    assert during[f'fpga_plugin_allocations{{ownership="started",resource="{REGIONS}"}}'] == 1
     assert during['fpga_plugin_cards{mode="partitioned"}'] == 1
     ok = 'fpga_plugin_calls_total{method="PreStartContainer",status="OK"}'
     assert during[ok] == 1

@@ -46,7 +46,7 @@ APP = container()
 
 @asynccontextmanager
 async def stage(tmp_path, *regions, profile=EXTENDED, **how):
-    """A double, and the kubelet layer over a fake life of claims."""
+    """A double, and the kubelet layer over a fake life of allocations."""
     changes = Changes()
     calls = Calls(changes)
     calls.lists = {REGIONS: regions or tuple(device(f"0000-10-00.0-p{n}") for n in range(4))}

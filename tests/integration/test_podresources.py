@@ -191,7 +191,7 @@ def test_no_socket_is_an_error(path):
         asyncio.run(client.list_devices())
     assert caught.value.reason is NoListReason.MISSING
     with pytest.raises(PodResourcesError):
-        client.epoch()
+        client.instance()
 
 
 def test_a_socket_without_a_listener_is_an_error(path):
@@ -305,8 +305,8 @@ def test_each_kubelet_has_an_epoch_of_its_own(path):
         os.rename(path, path.with_name("kept")) if path.exists() else path.with_name("x").touch()
         async with serving(Kubelet(), path):
             second = await client.snapshot()
-            assert client.epoch() == second.epoch
-        return first.epoch, again.epoch, second.epoch
+            assert client.instance() == second.instance
+        return first.instance, again.instance, second.instance
 
     first, again, second = asyncio.run(scenario())
     assert first == again

@@ -158,7 +158,7 @@ def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing
     on_stock_kubelet(story)
 
 
-def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_a_claim():
+def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_an_allocation():
     async def story(node, double, server):
         pod = await running(double, server)
         double.write_checkpoint = partial(write_half_a_checkpoint, node)

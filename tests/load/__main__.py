@@ -23,7 +23,7 @@ for logger in ("grpclib", "asyncio"):
     logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 import gauges  # noqa: E402  # found by the lines above
-from doors import DOORS, Node  # noqa: E402
+from apis import APIS, Node  # noqa: E402
 from hostile import Hostile  # noqa: E402
 
 LIFE = 5.0
@@ -33,7 +33,7 @@ LIFE = 5.0
 def main() -> int:
     """Run it; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--door", choices=sorted(DOORS), default="stock")
+    parser.add_argument("--door", choices=sorted(APIS), default="stock")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--cards", type=int, default=256, help="of four regions each")
     parser.add_argument("--hourly", type=float, default=4000, help="pods")
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60, help="seconds between two samples")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    node = DOORS[arguments.door](arguments.cards, rng)
+    node = APIS[arguments.api](arguments.cards, rng)
     samples: list[gauges.Sample] = []
     problem = "interrupted"
     try:

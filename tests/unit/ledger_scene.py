@@ -111,15 +111,15 @@ class Scene:
         )
         for pod in self.pods:
             pod.active &= not set(pod.devices) & set(devices)
-        self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
-        nodes = {r: n for d in devices for r, n in self.ledger.claims[d].nodes}
+        self.plugin.call(lambda: self.plugin.calls.allocate(resource, devices))
+        nodes = {r: n for d in devices for r, n in self.ledger.allocations[d].nodes}
         pod = Pod(PodUid(f"pod-{len(self.pods)}"), resource, devices, nodes)
         self.pods.append(pod)
         return pod
 
     def prestart(self, pod: Pod, *wants: AfuId):
         return self.plugin.begin(
-            self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+            self.plugin.calls.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
         )
 
     def start(self, pod: Pod, *wants: AfuId) -> None:
@@ -162,7 +162,7 @@ class Scene:
         self.plugin.work()
         with pytest.raises(kind, match=words):
             task.result()
-        started = [c.device for c in self.ledger.claims.values() if c.started]
+        started = [c.device for c in self.ledger.allocations.values() if c.started]
         assert not started, "a refused container has its region"
 
     @property

@@ -269,7 +269,7 @@ class Rack:
     def numbers(self, region: Region) -> Mapping[str, str]:
         return self.numbers_now.get(region.id, region.numbers)
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         return region.id in self.lent
 
     def give_back(self, card: Card, region: Region) -> None:
@@ -583,7 +583,7 @@ class Plugin:
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
         policy: PolicyFile | None = None,
         advertise: Advertise = Advertise.BOTH,
-        door: Mapping[str, Any] = MappingProxyType({}),
+        api: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.rack = rack
         self.loop = StillLoop()
@@ -596,7 +596,7 @@ class Plugin:
             advertise=advertise,
             health_interval=0.0,
             kubelet_dir="/nowhere",
-            **door,
+            **api,
         )
         node = Node(
             backend=rack,  # type: ignore[arg-type]
@@ -611,19 +611,19 @@ class Plugin:
         plugin = _Plugin(settings, node, ledger, NoLink(), Nobody())  # type: ignore[arg-type]
         self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
         self.actions, self.operations = plugin.actions, plugin.operations
-        self.scrubber, self.door = plugin.scrubber, plugin.door
+        self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
-            self.claims, self.lives, self.owners = api.claims, api.reconciler, api.owners
-            self.lists = api.claims._lists
+            self.claims, self.lives, self.owners = api.calls, api.reconciler, api.owners
+            self.lists = api.calls._lists
 
     def kubelet_begins(self, life: str) -> None:
         """A life of kubelet was found."""
-        lives = self.lives if self.door is None else self.ledger.allocations
-        self.call(lambda: lives.kubelet_epoch(life))
+        lives = self.lives if self.dra is None else self.ledger.allocations
+        self.call(lambda: lives.kubelet_found(life))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
-        self.call(lambda: self.ledger.allocations.reconciled(self.ledger.cards))
+        self.call(lambda: self.ledger.device_plugin.reconciled(self.ledger.cards))
         self.call(self.queue.sync)
 
     def begin(self, work: object) -> "asyncio.Task[None]":

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.ids import ClaimUid
 
@@ -12,14 +12,14 @@ UID = ClaimUid("claim-a")
 
 def test_one_claim_written_twice_at_once_while_others_are_removed(tmp_path):
     files = CdiFiles(str(tmp_path), "fpga.intel.com")
-    holder = Holder(uid=UID, namespace="n", name="c", devices=(), requests={})
+    owner = ClaimOwner(uid=UID, namespace="n", name="c", devices=(), requests={})
     together = threading.Barrier(3, timeout=60)
     rounds = range(100)
 
     def write() -> None:
         for _ in rounds:
             together.wait()
-            files.write(holder, [])
+            files.write(owner, [])
 
     def keep() -> None:
         for _ in rounds:

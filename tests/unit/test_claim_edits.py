@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from doubles.cards import device, make_card
 from ledger_support import make_ledger
-from test_holders import POD, A, B, holder
+from test_holders import POD, A, B, owner
 
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
 from fpga_plugin.ids import ClaimUid, DeviceId
 
@@ -23,15 +23,15 @@ ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, 
 DRIVER = "fpga.intel.com"
 
 
-def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[Holder, Any]:
+def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[ClaimOwner, Any]:
     ledger, _ = make_ledger(ONE, TWO)
-    asked = replace(holder(A, *devices), requests=requests)
-    claims = ledger.resource_claims.take(asked, [POD])
-    return ledger.holders[A], claims
+    asked = replace(owner(A, *devices), requests=requests)
+    claims = ledger.dra.take(asked, [POD])
+    return ledger.claim_owners[A], claims
 
 
 @pytest.fixture
-def region() -> tuple[Holder, tuple[Claim, ...]]:
+def region() -> tuple[ClaimOwner, tuple[Allocation, ...]]:
     return taken(device(ONE, 0), requests={device(ONE, 0): ("fpga",)})
 
 
@@ -76,7 +76,7 @@ def test_a_container_gets_the_nodes_of_its_requests_and_no_others(tmp_path: Path
 
 
 def test_a_container_finds_all_devices_of_a_request_as_by_the_first_door(tmp_path: Path) -> None:
-    """Whichever of them the runtime injects last: a program of that door runs here unchanged."""
+    """Whichever of them the runtime injects last: a program of that api runs here unchanged."""
     one, two, card = device(ONE, 1), device(ONE, 0), device(TWO)
     CdiFiles(str(tmp_path), DRIVER).write(
         *taken(one, two, card, requests=dict.fromkeys((one, two, card), ("fpga",)))

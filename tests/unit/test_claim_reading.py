@@ -15,8 +15,8 @@ from fpga_plugin.dra import claim as claim_module
 from fpga_plugin.dra.claim import (
     EXTENDED,
     MAX_RESULTS,
+    ClaimReader,
     ClaimRef,
-    Claims,
     NoSuchClaimError,
     ResourceClaim,
     read_claim,
@@ -249,7 +249,7 @@ def ask(
         yield server
 
     monkeypatch.setattr(claim_module, "session", session)
-    claims = Claims(None, driver=DRIVER, node=NODE, named=named.append)
+    claims = ClaimReader(None, driver=DRIVER, node=NODE, named=named.append)
     try:
         return server, asyncio.run(claims.get(ref)), named
     except NoSourceError as error:

@@ -52,7 +52,7 @@ def tenant(scene: Scene, region: RegionId) -> Pod:
 
 def leave(scene: Scene, pod: Pod) -> None:
     pod.active = False
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(pod.resource, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(pod.resource, pod.devices))
     scene.plugin.work()
 
 

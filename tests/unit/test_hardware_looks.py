@@ -313,7 +313,7 @@ def test_a_full_scan_does_not_take_in_what_a_card_was_before_an_event(
 def test_a_full_scan_does_not_say_of_a_card_what_was_so_before_an_event(
     looks: Callable[..., Looks], scanned: str, then: str
 ) -> None:
-    """The status, and whoever claims it, would be told for ever why it is skipped, or never."""
+    """The status, and whoever allocations it, would be told for ever why it is skipped, or never."""
     look = looks()
     board = look.rack.boards[look.one]
     problem = CardProblem(board.card.address, "no FME")

@@ -102,7 +102,7 @@ def test_what_is_new_is_said_once(manifests: list[Manifest], told: list[str]) ->
 def test_an_alias_that_a_pod_has_is_said_to_wait_once_and_again_when_it_waits_again() -> None:
     ledger = make()
     looked(ledger, {INTERFACE: BOARD})
-    ledger.allocations.allocate(NAMED, [P0])
+    ledger.device_plugin.allocate(NAMED, [P0])
     swapped: Manifest = {OTHER_INTERFACE: BOARD}
     told = looked(ledger, swapped, swapped, {}, swapped)
     assert told.count(WAITS) == 2

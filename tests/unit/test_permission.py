@@ -16,7 +16,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
-from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.errors import (
     NoSourceError,
     NotFinishedError,
@@ -40,11 +40,11 @@ rules:
 
 
 def changed_hands() -> None:
-    raise RefusedError("the claim ended before its container started")
+    raise RefusedError("the allocation ended before its container started")
 
 
 def same() -> None:
-    """The claim is still the caller's."""
+    """The allocation is still the caller's."""
 
 
 @pytest.fixture
@@ -97,11 +97,11 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
     assert ledger.naming.device_resource(P0) == REGIONS
     life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
     ref = ClaimRef(A, "team-b", "c")
-    claim = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
+    allocation = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
 
     def check(interface_id) -> None:
         wish = FpgaRequest(suffix="", interface_id=interface_id, bitstream_id=BitstreamId(AFU))
-        asyncio.run(ClaimLife._check_policy(life, ref, claim, {RegionId(P0): wish}))
+        asyncio.run(ClaimLifecycle._check_policy(life, ref, allocation, {RegionId(P0): wish}))
 
     with pytest.raises(NotPermittedError, match="namespace team-b may not have"):
         check(OTHER_INTERFACE)

@@ -56,7 +56,7 @@ def make_bench():
         drained={CARD.id},
         rebinding=set(),
         unreconciled=frozenset(),
-        claims_on=lambda _: (),
+        allocations_on=lambda _: (),
         record=lambda _: SimpleNamespace(condition="blank", reason=""),
         hardware=SimpleNamespace(numbered=lambda _: None),
         tenancies=SimpleNamespace(left=lambda _: []),

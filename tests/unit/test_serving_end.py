@@ -22,7 +22,7 @@ TURNS = 5
 
 
 class Lists:
-    """What an endpoint asks of the claims before kubelet calls it."""
+    """What an endpoint asks of the allocations before kubelet calls it."""
 
     def subscribe(self, _changed):
         return lambda: None

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fpga_plugin.dra.desired import CounterSet, Device, Effect, Form, Slice, Taint
 from fpga_plugin.dra.pool import (
     MAX_NAME,
     Plan,
@@ -20,7 +21,6 @@ from fpga_plugin.dra.pool import (
     ResourceSlice,
     lost,
 )
-from fpga_plugin.dra.wanted import CounterSet, Device, Effect, Form, Slice, Taint
 
 POOL = Pool("fpga.intel.com", "node-a")
 OWNER = {"kind": "Node", "name": "node-a", "uid": "1"}

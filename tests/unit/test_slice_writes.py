@@ -21,10 +21,10 @@ from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
 from fpga_plugin.dra import slices
-from fpga_plugin.dra.life import ANSWER_SECONDS
+from fpga_plugin.dra.desired import Device, Form, Slice, Taint
+from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import Device, Form, Slice, Taint
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.apiserver.mirror import Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError

@@ -153,14 +153,14 @@ def test_drivers_that_the_plugin_bound_are_given_back_and_others_are_not(rig):
     rig.kernel.write(f"{PCI}/{VF_2}/driver_override", "vfio-pci")
     rig.kernel.write("/sys/bus/pci/drivers/vfio-pci/bind", str(VF_2))
     card = rig.card
-    assert not rig.backend.borrowed(card.regions[0])
+    assert not rig.backend.bound_by_plugin(card.regions[0])
     with rig.hold():
         pass
-    assert rig.backend.borrowed(card.regions[0])
+    assert rig.backend.bound_by_plugin(card.regions[0])
     rig.backend.give_back(card, card.regions[0])
     assert rig.drivers() == ["", "vfio-pci"]
     assert rig.kernel.read(f"{PCI}/{VF}/driver_override") == "(null)"
-    assert not rig.backend.borrowed(card.regions[0])
+    assert not rig.backend.bound_by_plugin(card.regions[0])
     rig.backend.give_back(card, card.regions[0])
     assert rig.drivers() == ["", "vfio-pci"]
 
@@ -183,7 +183,7 @@ def test_that_a_function_was_bound_is_written_before_it_is_bound(rig, monkeypatc
     assert seen
     rig.start()  # the process died
     assert rig.drivers() == ["vfio-pci", ""]
-    assert rig.backend.borrowed(rig.card.regions[0])
+    assert rig.backend.bound_by_plugin(rig.card.regions[0])
     rig.backend.give_back(card, rig.card.regions[0])
     assert rig.drivers() == ["", ""]
 
@@ -199,7 +199,7 @@ def test_nothing_is_bound_where_that_cannot_be_written_down(rig):
         assert len(rig.note()["bound"]) == 2
 
 
-def test_a_group_that_a_tenant_holds_past_its_claim_is_in_use_and_its_driver_stays(rig):
+def test_a_group_that_a_tenant_holds_past_its_allocation_is_in_use_and_its_driver_stays(rig):
     with rig.hold():
         pass
     card = rig.card
@@ -278,7 +278,7 @@ def test_a_note_whose_functions_make_no_sense_says_nothing(rig, bound):
         port.afu_id(AFU)
     (rig.path / "slots" / f"{CARD}-p0").write_text(json.dumps(rig.note() | {"bound": bound}))
     rig.start()
-    assert not rig.backend.borrowed(rig.card.regions[0])
+    assert not rig.backend.bound_by_plugin(rig.card.regions[0])
     with pytest.raises(HardwareError, match="not known"):
         rig.afu_id()
 
@@ -290,7 +290,7 @@ def test_what_was_bound_is_told_without_waiting_for_the_disk(rig):
     (region,) = rig.card.regions
     (rig.path / "slots" / f"{CARD}-p0").unlink()
     with ThreadPoolExecutor() as pool, rig.backend._notes._lock:  # as while another is written
-        assert pool.submit(rig.backend.borrowed, region).result(timeout=30)
+        assert pool.submit(rig.backend.bound_by_plugin, region).result(timeout=30)
 
 
 def test_a_note_of_another_boot_says_nothing(rig):
@@ -299,7 +299,7 @@ def test_a_note_of_another_boot_says_nothing(rig):
         port.afu_id(AFU)
     (rig.path / "cards/boot_id").write_text("another")
     rig.start()
-    assert not rig.backend.borrowed(rig.card.regions[0])
+    assert not rig.backend.bound_by_plugin(rig.card.regions[0])
     with pytest.raises(HardwareError, match="not known"):
         rig.afu_id()
 

@@ -204,10 +204,10 @@ class StockReplay(Replay):
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for number in tuple(self.calls):
             self.cancel(number)
-        self.epoch += 1
+        self.instance += 1
         self.records.life += 1
         self.may_end = frozenset()
-        self.tell_epoch()
+        self.report_instance()
         self.answer()  # whose claims these are, and what was asked of the former kubelet
 
     def step_readmitted(self, _x: int, _y: int) -> None:

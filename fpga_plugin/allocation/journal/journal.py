@@ -1,4 +1,4 @@
-"""The journal: claims and conditions in SQLite, so that the plugin may die at any instant.
+"""The journal: allocations and conditions in SQLite, so that the plugin may die at any instant.
 
 WAL with synchronous NORMAL: a committed transaction survives the death of the process, which is
 all that it has to survive (after a reboot nothing that it says about conditions holds), and costs
@@ -21,9 +21,9 @@ from typing import Final, Protocol
 import structlog
 
 from fpga_plugin.allocation.journal import history, rows
-from fpga_plugin.allocation.journal.doubt import doubted, twice_claimed
+from fpga_plugin.allocation.journal.doubt import allocated_twice, doubted
 from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker
-from fpga_plugin.allocation.journal.records import Change, Epoch
+from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.host.file_identity import Inode, inode_at
 
@@ -180,8 +180,15 @@ class Journal:
 
     def _load(self, db: sqlite3.Connection) -> Change:
         loaded = rows.load(db)
-        claims = [claim for claim in loaded.snapshot.claims.values() if claim is not None]
-        twice = (f"claims on {card}, as a whole and by region" for card in twice_claimed(claims))
+        allocations = [
+            allocation
+            for allocation in loaded.snapshot.allocations.values()
+            if allocation is not None
+        ]
+        twice = (
+            f"allocations on {card}, as a whole and by region"
+            for card in allocated_twice(allocations)
+        )
         self.left_out = (*loaded.left_out, *twice)
         self.doubt = self.doubt or self._doubt(loaded)
         self._commits = max(loaded.commits, self.marker.counted)
@@ -192,13 +199,13 @@ class Journal:
             if self.doubt:
                 snapshot = doubted(snapshot, self.doubt)
             self._rewrite(db, snapshot, identity, copy=bool(loaded.snapshot or loaded.left_out))
-        self.marker.begin(identity, self._commits, claims=self._claims(snapshot))
+        self.marker.begin(identity, self._commits, claims=self._allocations(snapshot))
         return snapshot
 
-    def _claims(self, snapshot: Change) -> bool:
+    def _allocations(self, snapshot: Change) -> bool:
         """Whether ResourceClaims may have devices; what a journal in doubt lost, the marker has."""
         lost = self.doubt and self.marker.last is not None and self.marker.last.claims
-        return bool(snapshot.holders or snapshot.epochs.get(Epoch.CLAIMS) or lost)
+        return bool(snapshot.claim_owners or snapshot.facts.get(Fact.CLAIMS) or lost)
 
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""

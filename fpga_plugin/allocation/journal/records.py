@@ -1,4 +1,4 @@
-"""What the ledger remembers: claims and the condition of regions, as values.
+"""What the ledger remembers: allocations and the condition of regions, as values.
 
 These are also the rows of the journal: everything in them outlives the process. What the types say
 of sizes and forms holds for what is read from there (`rows`); between fields, `rows` looks itself.
@@ -28,7 +28,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
-"""PreStarts or PostStops of one claim."""
+"""PreStarts or PostStops of one allocation."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 """Of an allocation, counted up in one journal."""
@@ -70,7 +70,7 @@ CLEAN = frozenset({Condition.BLANK, Condition.UNBLANKED})
 
 
 class Mode(enum.StrEnum):
-    """How a card is used; derived from its claims, never stored."""
+    """How a card is used; derived from its allocations, never stored."""
 
     FREE = "free"
     PARTITIONED = "partitioned"
@@ -95,7 +95,7 @@ class RegionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Allocation:
     """A device that Allocate granted.
 
     Attributes:
@@ -108,12 +108,13 @@ class Claim:
             its restart until the plugin registers again, the node may have rebooted, or a damaged
             journal lost it).
         pod: the owner, once kubelet's records told.
-        epoch: kubelet's life in which the claim was made; empty where PreStarts and PostStops
-            cannot be compared any more, since some may not have been seen.
+        instance: kubelet's life in which the allocation was made; empty where PreStarts and
+            PostStops cannot be compared any more, since some may not have been seen.
         prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
-            by then and will report its removal. Begins with the strays of earlier claims.
+            by then and will report its removal. Begins with the pending_poststops of earlier
+            allocations.
         poststops: PostStops seen.
-        generation: the claim's number; no other claim or tenancy in the journal has it.
+        generation: the allocation's number; no other allocation or tenancy in the journal has it.
         since: Unix time of the grant, for people; 0 where it is not known.
     """
 
@@ -124,7 +125,7 @@ class Claim:
     touched: bool = False
     exposed: bool = False
     pod: Uid | None = None
-    epoch: Text = ""
+    instance: Text = ""
     prestarts: Count = 0
     poststops: Count = 0
     generation: Number = field(default=0, compare=False)
@@ -148,7 +149,7 @@ class Claim:
 
         Else none can have it before its PreStart is answered with OK: kubelet asks for one.
         """
-        return self.started or self.exposed
+        return self.started or self.missed_prestart
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +173,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A ResourceClaim that has devices (DRA); for each of them there is a `Claim` besides.
+    """A ResourceClaim that has devices (DRA); for each of them there is a `Allocation` besides.
 
     Attributes:
-        uid: of the claim.
-        namespace: of the claim and its pods.
-        name: of the claim.
+        uid: of the allocation.
+        namespace: of the allocation and its pods.
+        name: of the allocation.
         devices: that were allocated to it.
-        requests: for which of the claim's requests each of them is.
+        requests: for which of the allocation's requests each of them is.
         driver: under whose name it was allocated, which is that of kubelet's record of it, too.
         file: path of its CDI file.
         boot: of the node, in which it was prepared; empty: it is not.
@@ -210,7 +211,7 @@ class TenancyKey:
 
     Attributes:
         region: that was granted.
-        allocation: by which allocation (`Claim.generation`): each Allocate begins another tenancy,
+        allocation: by which allocation (`Allocation.number`): each Allocate begins another tenancy,
             also for a pod of the same uid, as a static pod that comes again.
         pod: whose processes; None: kubelet's records have not named the pod.
     """
@@ -278,7 +279,7 @@ class TenantImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Debug:
+class DebugHold:
     """A region whose owner asks to find it as it was, should its container fail.
 
     Written with the start of the container; from then on it is the region's until a scrub, another
@@ -307,7 +308,7 @@ class Debug:
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class AliasBinding:
     """What a resource is of that has an alias in its name.
 
     Attributes:
@@ -319,8 +320,8 @@ class Meaning:
     current: bool
 
 
-class Epoch(enum.StrEnum):
-    """Whose life a value of `Change.epochs` names."""
+class Fact(enum.StrEnum):
+    """Whose life a value of `Change.facts` names."""
 
     BOOT = "boot"
     """The node's: in it the conditions held."""
@@ -328,9 +329,9 @@ class Epoch(enum.StrEnum):
     """Kubelet's last known one."""
     ENVIRONMENT = "environment"
     """Kubelet's, in which it last sent an environment in PreStart."""
-    CLAIMS = "claims"
+    CLAIMS = "allocations"
     """DRA's: ResourceClaims may have devices that the journal lost; why. Ends once kubelet's record
-    of claims was read."""
+    of allocations was read."""
     LOST = "lost"
     """A journal's, of which something was lost; says what. What was on regions that are not in this
     one nobody knows, however much later they are found."""
@@ -344,34 +345,34 @@ class Change:
     field is a kind of row (`rows`).
 
     Attributes:
-        epochs: of node, kubelet and journal.
-        claims: in force.
+        facts: of node, kubelet and journal.
+        allocations: in force.
         regions: conditions.
-        debts: cards with an open memory debt.
+        memory_clear_pending: cards with an open memory debt.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
         tenancies: pods whose processes may have a region's nodes open.
         resources: every resource ever registered.
-        strays: PostStops of ended claims that may still come.
+        pending_poststops: PostStops of ended allocations that may still come.
         holders: ResourceClaims that have devices.
         images: of owners, that may still be on their regions.
-        debugs: regions that are to be kept as they are, should their container fail.
-        meanings: of resources with an alias in their names.
+        debug_holds: regions that are to be kept as they are, should their container fail.
+        alias_bindings: of resources with an alias in their names.
     """
 
-    epochs: dict[Epoch, str] = field(default_factory=dict)
-    claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
+    facts: dict[Fact, str] = field(default_factory=dict)
+    allocations: dict[DeviceId, Allocation | None] = field(default_factory=dict)
     regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
-    debts: dict[CardId, bool] = field(default_factory=dict)
+    memory_clear_pending: dict[CardId, bool] = field(default_factory=dict)
     drained: dict[CardId, bool] = field(default_factory=dict)
     rebinding: dict[CardId, bool] = field(default_factory=dict)
     tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
-    strays: dict[DeviceId, int] = field(default_factory=dict)
+    pending_poststops: dict[DeviceId, int] = field(default_factory=dict)
     holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
     images: dict[TenantImage, bool] = field(default_factory=dict)
-    debugs: dict[RegionId, Debug | None] = field(default_factory=dict)
-    meanings: dict[ResourceName, Meaning | None] = field(default_factory=dict)
+    debug_holds: dict[RegionId, DebugHold | None] = field(default_factory=dict)
+    alias_bindings: dict[ResourceName, AliasBinding | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

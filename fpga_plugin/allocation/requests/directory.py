@@ -170,7 +170,7 @@ class PodDirectory:
         Args:
             identity: who asks.
             devices: of the call.
-            same: raises when the devices' claims are no longer those of the call.
+            same: raises when the devices' allocations are no longer those of the call.
 
         Raises:
             NoSourceError: nothing tells it.

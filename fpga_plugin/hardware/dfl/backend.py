@@ -125,7 +125,7 @@ class DflBackend:
                 hint="see the kernel's log",
             ) from error
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         """Whether the plugin bound functions of a slot to vfio-pci."""
         slot = slot_of(region)
         return slot is not None and bool(self._notes.bound(region.id, slot.functions))
@@ -203,7 +203,7 @@ class DflBackend:
         return readings(self._kernel, card)
 
     def _load_notes(self, card: Card) -> None:
-        """Here, in a thread: `borrowed` is asked on the event loop."""
+        """Here, in a thread: `bound_by_plugin` is asked on the event loop."""
         for region in card.regions:
             if slot_of(region) is not None:
                 self._notes.load(region.id)

@@ -1,4 +1,4 @@
-"""A region's user clock, and a card's memory: the driver settings that a claim may change.
+"""A region's user clock, and a card's memory: the driver settings that an allocation may change.
 
 Mainline Linux has no documented way to set a frequency: a real port's `userclk_freqcmd` takes raw
 commands for the clock's PLL (dfl-afu-main.c). A port is served here that has

@@ -12,7 +12,7 @@ import stat
 from grpclib.const import Status
 
 from fpga_plugin.errors import FpgaPluginError, SettingsError
-from fpga_plugin.host.file_identity import life_of
+from fpga_plugin.host.file_identity import instance_of
 from fpga_plugin.kubernetes.grpc.unix_socket import SUN_PATH, listen_on
 
 REGISTRY = "plugins_registry"
@@ -51,7 +51,7 @@ def listen_at(path: str) -> tuple[socket.socket, str]:
         _remove_socket(path)
         listener = listen_on(path)
         try:
-            return listener, life_of(os.stat(path, follow_symlinks=False))
+            return listener, instance_of(os.stat(path, follow_symlinks=False))
         except BaseException:
             listener.close()
             raise
@@ -66,7 +66,7 @@ def listen_at(path: str) -> tuple[socket.socket, str]:
 def remove_own(path: str, identity: str) -> None:
     """Remove a socket, if it still is the one of this identity."""
     try:
-        if life_of(os.stat(path, follow_symlinks=False)) == identity:
+        if instance_of(os.stat(path, follow_symlinks=False)) == identity:
             os.unlink(path)
     except OSError:
         pass  # somebody else did it, or it cannot be removed: the next process does

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from fpga_plugin.host.file_identity import life_of
+from fpga_plugin.host.file_identity import instance_of
 
 SUN_PATH: Final = 107
 """Bytes of a unix socket's path without the final zero (linux/un.h: 108 with it)."""
@@ -60,4 +60,4 @@ def socket_identity(directory: str, name: str) -> str | None:
         return None
     if not stat.S_ISSOCK(found.st_mode):
         return None
-    return life_of(found)
+    return instance_of(found)

@@ -25,7 +25,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.errors import NoSourceError, quote
-from fpga_plugin.host.file_identity import life_of
+from fpga_plugin.host.file_identity import instance_of
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.wire import typed
 from fpga_plugin.kubernetes.messages import v1
@@ -97,11 +97,11 @@ class PodList:
 
     Attributes:
         devices: who holds what.
-        epoch: the life of kubelet that gave the answer: the identity of its socket.
+        instance: the life of kubelet that gave the answer: the identity of its socket.
     """
 
     devices: tuple[PodDevices, ...]
-    epoch: str
+    instance: str
 
 
 class PodResourcesClient:
@@ -130,7 +130,7 @@ class PodResourcesClient:
         self._calls = 0
         self._idle: asyncio.TimerHandle | None = None
 
-    def epoch(self) -> str:
+    def instance(self) -> str:
         """The identity of kubelet's socket, `dev:ino:ctime_ns`: another one, another kubelet.
 
         Raises:
@@ -140,7 +140,7 @@ class PodResourcesClient:
             status = os.stat(self._path)
         except OSError as error:
             raise self._os_error(error) from error
-        return life_of(status)
+        return instance_of(status)
 
     async def list_devices(self) -> tuple[PodDevices, ...]:
         """`snapshot` without the epoch, for those who need one answer only.
@@ -156,7 +156,7 @@ class PodResourcesClient:
         Raises:
             PodResourcesError: there is no answer; `reason` tells why.
         """
-        async with self._call() as (stub, epoch):
+        async with self._call() as (stub, instance):
             answer = typed(await stub.list(v1.ListPodResourcesRequest()))
             devices = tuple(
                 PodDevices(
@@ -171,7 +171,7 @@ class PodResourcesClient:
                 for resource, ids in self._ours(container.devices).items()
                 if ids
             )
-        return PodList(devices, epoch)
+        return PodList(devices, instance)
 
     async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
         """The healthy devices, free or not, of each of our resources that kubelet knows.
@@ -202,13 +202,13 @@ class PodResourcesClient:
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[tuple[v1.PodResourcesListerStub, str]]:
         """One call; every failure becomes a `PodResourcesError`."""
-        epoch = self.epoch()
+        instance = self.instance()
         self._calls += 1
         try:
             with self._failures():
                 try:
                     async with asyncio.timeout(self._call_seconds):
-                        yield v1.PodResourcesListerStub(self._channel(epoch)), epoch
+                        yield v1.PodResourcesListerStub(self._channel(instance)), instance
                 except (GRPCError, asyncio.CancelledError):  # an answer, or nobody waits for it
                     raise
                 except BaseException:
@@ -217,17 +217,17 @@ class PodResourcesClient:
         finally:
             self._calls -= 1
             self._rest()
-        if self.epoch() != epoch:
+        if self.instance() != instance:
             raise PodResourcesError(
                 f"kubelet restarted while it was asked at {self._path}",
                 reason=NoListReason.RESTARTED,
             )
 
-    def _channel(self, epoch: str) -> Channel:
+    def _channel(self, instance: str) -> Channel:
         """The connection to this kubelet."""
-        if self._kept is None or self._kept[0] != epoch:
+        if self._kept is None or self._kept[0] != instance:
             self.close()
-            self._kept = epoch, Channel(path=self._path)
+            self._kept = instance, Channel(path=self._path)
         return self._kept[1]
 
     def _rest(self) -> None:

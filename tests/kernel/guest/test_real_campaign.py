@@ -59,7 +59,7 @@ class Pod:
 
     Attributes:
         wants: what its container asked for, by region; empty while none runs.
-        held: what a process of it has open, which may outlive its claim.
+        held: what a process of it has open, which may outlive its allocation.
     """
 
     name: str
@@ -243,7 +243,7 @@ class Life:
         checker.unharmed()
 
     def nobody_else_was_there(self) -> None:
-        """What a process has open is as it was, whether or not its pod still has a claim."""
+        """What a process has open is as it was, whether or not its pod still has an allocation."""
         state = rack.attributes()
         for pod in self.lingering:
             for region, afu in pod.wants.items():

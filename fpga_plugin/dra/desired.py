@@ -123,7 +123,7 @@ class Form:
     taints: bool = True
 
 
-class Wanted:
+class DesiredDevices:
     """What the slices of this node ought to say.
 
     Args:
@@ -144,7 +144,8 @@ class Wanted:
         """The slices, in order; at least one, so that an empty pool is told as well."""
         ledger = self._ledger
         cards = sorted(
-            ledger.cards.keys() | {card_of(device) for device in ledger.claims}, key=device_order
+            ledger.cards.keys() | {card_of(device) for device in ledger.allocations},
+            key=device_order,
         )
         sets: list[CounterSet] = []
         regions: list[Device] = []
@@ -172,7 +173,7 @@ class _CardView:
         self._present: dict[RegionId, Region] = (
             {} if self.card is None else {region.id: region for region in self.card.regions}
         )
-        claims = ledger.claims_on(card_id)
+        claims = ledger.allocations_on(card_id)
         self._owned = {claim.device for claim in claims}
         granted = {region for claim in claims for region in claim.grants}
         self.regions: tuple[RegionId, ...] = tuple(
@@ -248,7 +249,7 @@ class _CardView:
             return self.card.interface_id
         resources = (
             self._ledger.naming.resource(claim.resource)
-            for claim in self._ledger.claims_on(self.id)
+            for claim in self._ledger.allocations_on(self.id)
         )
         return next((one.interface_id for one in resources if one is not None), None)
 
@@ -259,7 +260,7 @@ class _CardView:
         new: its owner keeps it, and when that one ends, no write has to come before the next claim.
         """
         ledger, found = self._ledger, dict[tuple[str, Effect], Taint]()
-        owner = ledger.region_claim(RegionId(device))  # its own, or its card's
+        owner = ledger.region_allocation(RegionId(device))  # its own, or its card's
         for one in ledger.obstacles.of(device):
             key, _, value = one.kind.taint.partition("=")
             if not key or not (owner is None or one.kind in _WHOEVER_OWNS_IT):

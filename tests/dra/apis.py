@@ -1,6 +1,6 @@
-"""`make bench-doors`: both doors on one node, with the real kubelet, beside a pod without a device.
+"""`make bench-doors`: both apis on one node, with the real kubelet, beside a pod without a device.
 
-Runs on the node of the tests (`pods_namespace.py`). Pods of one door take turns with pods without a
+Runs on the node of the tests (`pods_namespace.py`). Pods of one api take turns with pods without a
 device, so that what slows the machine slows both. A container's begin and end are when the runtime
 read the first and the last line that it wrote: kubelet's own look, once a second, is not in them.
 """
@@ -134,7 +134,7 @@ def _measure(node: Node, rounds: int, ways: Callable[[Node], Sequence[Way]]) -> 
 
 def main() -> int:
     """Run all, print, return the exit code."""
-    parser = argparse.ArgumentParser(prog="doors", description=__doc__)
+    parser = argparse.ArgumentParser(prog="apis", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="pods of each way (default: 15)")
     parser.add_argument("--json", action="store_true", help="all measurements, in seconds")
     arguments = parser.parse_args()
@@ -142,7 +142,7 @@ def main() -> int:
     cluster = Cluster()
     common = {"simulated_pr_seconds": str(PR_SECONDS)}
     first = common | {"mode": "device-plugin", "reconcile_interval": "2"}
-    doors: dict[str, tuple[Callable[[], Node], Callable[[Node], Sequence[Way]]]] = {
+    apis: dict[str, tuple[Callable[[], Node], Callable[[Node], Sequence[Way]]]] = {
         "device plugin, reconciling each 2 s": (
             lambda: Node(runtime, "1x2", cluster, gates={"PodsAPI": False}, **first),
             _first,
@@ -155,7 +155,7 @@ def main() -> int:
     }
     try:
         figures = {
-            door: _measure(node(), arguments.rounds, ways) for door, (node, ways) in doors.items()
+            api: _measure(node(), arguments.rounds, ways) for api, (node, ways) in apis.items()
         }
     finally:
         cluster.end()
@@ -167,8 +167,8 @@ def main() -> int:
 
 def _as_json(figures: dict[str, Sequence[Way]]) -> str:
     rows = [
-        {"door": door, **{k: v for k, v in asdict(way).items() if k not in {"ask", "free"}}}
-        for door, ways in figures.items()
+        {"door": api, **{k: v for k, v in asdict(way).items() if k not in {"ask", "free"}}}
+        for api, ways in figures.items()
         for way in ways
     ]
     return json.dumps(rows, indent=2)
@@ -176,8 +176,8 @@ def _as_json(figures: dict[str, Sequence[Way]]) -> str:
 
 def _table(figures: dict[str, Sequence[Way]], rounds: int) -> str:
     lines = [f"{'ms: median (least, most)':<42}{'created to begun':>24}{'ended to free':>24}"]
-    for door, ways in figures.items():
-        lines += ["", door]
+    for api, ways in figures.items():
+        lines += ["", api]
         for way in ways:
             end = "-" if way.name == NO_DEVICE else _told(way.ends)
             lines.append(f"  {way.name:<40}{_told(way.starts):>24}{end:>24}")

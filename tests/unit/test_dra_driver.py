@@ -29,7 +29,7 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.dra import door as module
-from fpga_plugin.dra.door import DraDoor, check, make_directories, socket_path
+from fpga_plugin.dra.driver import DraDriver, check, make_directories, socket_path
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.grpc.fixed_socket import SUN_PATH, SocketError, registry_path
@@ -149,18 +149,18 @@ def ledger() -> Ledger:
 
 
 @pytest.fixture
-def make(root: Path, ledger: Ledger) -> Callable[[], DraDoor]:
+def make(root: Path, ledger: Ledger) -> Callable[[], DraDriver]:
     """Must be called in the event loop."""
     del root
     make_directories(SETTINGS)
 
-    def new() -> DraDoor:
+    def new() -> DraDriver:
         operations, nothing = SimpleNamespace(ledger=ledger), SimpleNamespace()
         queue = CardQueue(interval=LIMIT)
         queue.sync()
         recorder = EventRecorder(None, node_name="node-a", pods=nothing)  # type: ignore[arg-type]
         rest: list[Any] = [operations, nothing, nothing, queue, nothing, recorder, nothing]
-        return DraDoor(SETTINGS, *rest)
+        return DraDriver(SETTINGS, *rest)
 
     return new
 
@@ -189,16 +189,16 @@ def play(story: Callable[[], Any]) -> None:
 
 
 @asynccontextmanager
-async def serving(door: DraDoor) -> AsyncIterator[Kubelet]:
+async def serving(api: DraDriver) -> AsyncIterator[Kubelet]:
     """The door from its start to its end, and a kubelet that looks for it."""
     kubelet = Kubelet()
-    await door.start()
+    await api.start()
     kubelet.manager.start()
     try:
         yield kubelet
     finally:
         await kubelet.manager.stop()
-        await door.stop()
+        await api.stop()
 
 
 async def end(claim: str) -> dra.NodeUnprepareResourceResponse:
@@ -211,11 +211,11 @@ async def end(claim: str) -> dra.NodeUnprepareResourceResponse:
         return answer.claims[claim]
 
 
-def test_kubelet_finds_the_driver_and_is_answered(make: Callable[[], DraDoor]) -> None:
+def test_kubelet_finds_the_driver_and_is_answered(make: Callable[[], DraDriver]) -> None:
     async def story() -> None:
-        door = make()
-        async with serving(door) as kubelet:
-            await asyncio.wait_for(door.registered.wait(), LIMIT)
+        api = make()
+        async with serving(api) as kubelet:
+            await asyncio.wait_for(api.registered.wait(), LIMIT)
             info = kubelet.known
             assert info is not None
             assert (info.type, info.name) == ("DRAPlugin", PREFIX)
@@ -227,36 +227,36 @@ def test_kubelet_finds_the_driver_and_is_answered(make: Callable[[], DraDoor]) -
 
 
 def test_both_sockets_go_at_the_end_and_whoever_is_connected_is_told(
-    make: Callable[[], DraDoor],
+    make: Callable[[], DraDriver],
 ) -> None:
     """Kubelet deregisters a driver by its socket's end; calls to one that stays would hang."""
 
     async def story() -> None:
-        door = make()
-        await door.stop()  # one that never started has nothing to end
-        async with serving(door) as kubelet:
+        api = make()
+        await api.stop()  # one that never started has nothing to end
+        async with serving(api) as kubelet:
             await until(lambda: kubelet.known)
             reader, writer = await asyncio.open_unix_connection(str(SOCKET))
             await end(UID)  # the connection before it is accepted by then
-            await door.stop()
+            await api.stop()
             assert sockets() == []
             await reader.read()  # until the door's end of it is closed
             writer.close()
-            await door.stop()
+            await api.stop()
             await until(lambda: kubelet.known is None)
 
     play(story)
 
 
-def test_a_socket_that_another_process_made_stays_at_the_end(make: Callable[[], DraDoor]) -> None:
+def test_a_socket_that_another_process_made_stays_at_the_end(make: Callable[[], DraDriver]) -> None:
     """An upgrade: the successor serves by the time that this one ends."""
 
     async def story() -> None:
-        door, successor = make(), make()
-        await door.start()
+        api, successor = make(), make()
+        await api.start()
         await successor.start()
         try:
-            await door.stop()
+            await api.stop()
             assert await end(UID) == dra.NodeUnprepareResourceResponse()
         finally:
             await successor.stop()
@@ -265,7 +265,7 @@ def test_a_socket_that_another_process_made_stays_at_the_end(make: Callable[[], 
 
 
 def test_files_of_prepared_claims_are_there_before_kubelet_can_call(
-    make: Callable[[], DraDoor], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], DraDriver], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container that starts again after a reboot of the runtime's directory needs its file."""
     card = make_card()
@@ -289,7 +289,7 @@ def test_files_of_prepared_claims_are_there_before_kubelet_can_call(
 
 
 def test_a_start_that_fails_leaves_no_socket_behind(
-    make: Callable[[], DraDoor], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], DraDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kubelet would register a driver that answers nothing."""
     listeners: list[socket.socket] = []
@@ -316,13 +316,13 @@ def test_a_start_that_fails_leaves_no_socket_behind(
     play(story)
 
 
-def test_the_end_waits_for_preparations_that_run(make: Callable[[], DraDoor]) -> None:
+def test_the_end_waits_for_preparations_that_run(make: Callable[[], DraDriver]) -> None:
     """Invariant 8: what the hardware does cannot be interrupted."""
 
     async def story() -> None:
-        door, goes_on = make(), asyncio.Event()
-        door.life.close = goes_on.wait  # type: ignore[method-assign,assignment]
-        closing = asyncio.create_task(door.close())
+        api, goes_on = make(), asyncio.Event()
+        api.lifecycle.close = goes_on.wait  # type: ignore[method-assign,assignment]
+        closing = asyncio.create_task(api.close())
         for _ in range(5):
             await asyncio.sleep(0)
         assert not closing.done()
@@ -341,48 +341,48 @@ NOT_YET = (
 NOT_PUBLISHED = "ResourceSlices: not published yet"
 
 
-def test_what_keeps_it_from_serving_is_told_one_by_one(make: Callable[[], DraDoor]) -> None:
+def test_what_keeps_it_from_serving_is_told_one_by_one(make: Callable[[], DraDriver]) -> None:
     """The readiness probe and `fpga-plugin status` say it; a node that is silent is ready."""
 
     async def story() -> None:
-        door = make()
-        assert door.not_ready() == [NOT_YET, NOT_PUBLISHED]
-        door.registered.set()
-        assert door.not_ready() == [NOT_PUBLISHED]
-        door.slices.problem = "the API server is away"
-        assert door.not_ready() == ["ResourceSlices: the API server is away"]
-        door.slices.published = True
-        assert door.not_ready() == [], "what was published is what the scheduler goes by"
-        door.reconciler.problem = "the record is damaged"
-        assert door.not_ready() == ["claims: the record is damaged"]
-        door.registered.clear()
-        assert door.not_ready() == [NOT_YET, "claims: the record is damaged"]
-        assert door.notes() == []
-        door.node.concerns = ("kubelet is old",)
-        assert door.notes() == ["kubelet is old"]
+        api = make()
+        assert api.not_ready() == [NOT_YET, NOT_PUBLISHED]
+        api.registered.set()
+        assert api.not_ready() == [NOT_PUBLISHED]
+        api.slices.problem = "the API server is away"
+        assert api.not_ready() == ["ResourceSlices: the API server is away"]
+        api.slices.published = True
+        assert api.not_ready() == [], "what was published is what the scheduler goes by"
+        api.reconciler.problem = "the record is damaged"
+        assert api.not_ready() == ["claims: the record is damaged"]
+        api.registered.clear()
+        assert api.not_ready() == [NOT_YET, "claims: the record is damaged"]
+        assert api.notes() == []
+        api.node.concerns = ("kubelet is old",)
+        assert api.notes() == ["kubelet is old"]
 
     play(story)
 
 
 def test_kubelets_refusal_is_told_until_it_registers_the_driver(
-    make: Callable[[], DraDoor], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], DraDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        door = make()
+        api = make()
         seen: list[str] = []
-        monkeypatch.setattr(door.reconciler, "kubelet_seen", lambda: seen.append("record"))
-        monkeypatch.setattr(door.node, "wake", lambda: seen.append("node"))
+        monkeypatch.setattr(api.reconciler, "kubelet_seen", lambda: seen.append("record"))
+        monkeypatch.setattr(api.node, "wake", lambda: seen.append("node"))
         refusal = f"kubelet refused the driver: '{REFUSED}'"
-        async with serving(door) as kubelet:
+        async with serving(api) as kubelet:
             kubelet.refuses = True
-            await until(lambda: door.problem)
-            assert door.problem == refusal
-            assert door.not_ready()[0] == f"driver: {refusal}"
-            assert not door.registered.is_set()
+            await until(lambda: api.problem)
+            assert api.problem == refusal
+            assert api.not_ready()[0] == f"driver: {refusal}"
+            assert not api.registered.is_set()
             assert seen == []
             kubelet.refuses = False
-            await until(door.registered.is_set)
-            assert door.problem == ""
+            await until(api.registered.is_set)
+            assert api.problem == ""
             # Kubelet's record and its version may be others in each of its lives.
             assert seen == ["record", "node"]
             await kubelet.manager.stop()
@@ -390,9 +390,9 @@ def test_kubelets_refusal_is_told_until_it_registers_the_driver(
             following.refuses = True
             following.manager.start()
             try:
-                await until(lambda: door.problem)
-                assert not door.registered.is_set(), "no claim is prepared any more"
-                assert door.not_ready()[0] == f"driver: {refusal}"
+                await until(lambda: api.problem)
+                assert not api.registered.is_set(), "no claim is prepared any more"
+                assert api.not_ready()[0] == f"driver: {refusal}"
                 assert seen == ["record", "node"]
             finally:
                 await following.manager.stop()
@@ -401,22 +401,22 @@ def test_kubelets_refusal_is_told_until_it_registers_the_driver(
 
 
 def test_a_refused_socket_is_made_anew(
-    make: Callable[[], DraDoor], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], DraDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kubelet before 1.36 looks at a new one only."""
 
     async def story() -> None:
-        door = make()
-        offer = door.work()
-        monkeypatch.setattr(door._reoffer, "_backoff", Backoff(0.0))
+        api = make()
+        offer = api.work()
+        monkeypatch.setattr(api._reoffer, "_backoff", Backoff(0.0))
         work = asyncio.create_task(offer["registration"])
         for name, one in offer.items():
             if name != "registration":
                 one.close()
         try:
-            async with serving(door) as kubelet:
+            async with serving(api) as kubelet:
                 kubelet.refuses = True
-                await until(lambda: door.problem)
+                await until(lambda: api.problem)
                 before = made()
                 await until(lambda: made() not in {0, before})
         finally:
@@ -428,14 +428,14 @@ def test_a_refused_socket_is_made_anew(
 
 
 def test_each_change_of_the_ledger_is_compared_with_what_is_published(
-    make: Callable[[], DraDoor], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], DraDriver], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 4: a region that failed would be on the scheduler's list."""
 
     async def story() -> None:
-        door = make()
+        api = make()
         woken: list[None] = []
-        monkeypatch.setattr(door.slices, "wake", lambda: woken.append(None))
+        monkeypatch.setattr(api.slices, "wake", lambda: woken.append(None))
         ledger.work.faulted(make_card().regions[0].id, "it does not answer")
         assert woken
 
@@ -443,16 +443,16 @@ def test_each_change_of_the_ledger_is_compared_with_what_is_published(
 
 
 def test_the_end_of_a_claim_waits_until_the_scheduler_knows_what_it_leaves(
-    make: Callable[[], DraDoor],
+    make: Callable[[], DraDriver],
 ) -> None:
     async def story() -> None:
-        door = make()
-        assert door.life.tell_scheduler == door.slices.caught_up
+        api = make()
+        assert api.lifecycle.tell_scheduler == api.slices.caught_up
 
     play(story)
 
 
-def test_what_the_door_does_while_it_serves(make: Callable[[], DraDoor]) -> None:
+def test_what_the_door_does_while_it_serves(make: Callable[[], DraDriver]) -> None:
     """Of each there is one, and none is forgotten: who reads kubelet's record frees regions."""
 
     async def story() -> None:
@@ -464,12 +464,12 @@ def test_what_the_door_does_while_it_serves(make: Callable[[], DraDoor]) -> None
     play(story)
 
 
-def test_what_cannot_be_bound_stops_the_start(make: Callable[[], DraDoor]) -> None:
+def test_what_cannot_be_bound_stops_the_start(make: Callable[[], DraDriver]) -> None:
     async def story() -> None:
-        door = make()
+        api = make()
         os.mkdir(SOCKET)
         with pytest.raises(FpgaPluginError, match="no socket can be made"):
-            await door.start()
+            await api.start()
         assert sockets() == [str(SOCKET)]
 
     play(story)

@@ -1,7 +1,7 @@
 """Writes down what happens to regions a moment later and away from the calls.
 
-It listens where others do: the ledger for claims, and what the survey is told of work and refusals.
-Nothing waits for it, and nothing fails by it.
+It listens where others do: the ledger for claims, and what the context is told of work and
+refusals. Nothing waits for it, and nothing fails by it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import structlog
 
 from fpga_plugin.allocation.journal.history import WORDS, Entry, Event, Kind
 from fpga_plugin.allocation.journal.journal import Journal
-from fpga_plugin.allocation.journal.records import Claim
+from fpga_plugin.allocation.journal.records import Allocation
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
@@ -39,7 +39,7 @@ Named = Callable[[PodUid | None], PodName | None]
 """What a pod is called, where that is known."""
 
 
-class Historian:
+class HistoryWriter:
     """Belongs to the event loop.
 
     Args:
@@ -58,22 +58,24 @@ class Historian:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger, self._named, self._journal, self._clock = ledger, named, journal, clock
-        self._waiting: deque[tuple[RegionId, Kind, Event, Claim | None]] = deque(
+        self._waiting: deque[tuple[RegionId, Kind, Event, Allocation | None]] = deque(
             maxlen=MOST_WAITING
         )
         self._something = asyncio.Event()
-        self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
+        self._claims: dict[CardId, dict[DeviceId, Allocation]] = {}
         self._owners: dict[CardId, dict[DeviceId, Use]] = {}
         self._refused: dict[RegionId, str] = {}
-        self._kept = {region for region in ledger.debugs if ledger.kept(region)}
+        self._kept = {region for region in ledger.debug_holds if ledger.debug_hold(region)}
         holders = by_device(ledger)
-        for claim in ledger.claims.values():
+        for claim in ledger.allocations.values():
             self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
             if (holder := holders.get(claim.device)) is not None:
                 self._owners.setdefault(card_of(claim.device), {})[claim.device] = holder
         ledger.subscribe(self._changed)
 
-    def _note(self, region: RegionId, kind: Kind, event: Event, claim: Claim | None = None) -> None:
+    def _note(
+        self, region: RegionId, kind: Kind, event: Event, claim: Allocation | None = None
+    ) -> None:
         if kind is not Kind.REFUSED:
             self._refused.pop(region, None)
         self._waiting.append((region, kind, event, claim))
@@ -85,17 +87,17 @@ class Historian:
             return
         now = self._clock()
         before = self._claims.get(card, {})
-        present = {claim.device: claim for claim in self._ledger.claims_on(card)}
+        present = {claim.device: claim for claim in self._ledger.allocations_on(card)}
         holders = {
             device: Use(holder, self._ledger.pods_of([device]))
             for device in present
-            if (holder := self._ledger.holder_of(device)) is not None
+            if (holder := self._ledger.claim_owner_of(device)) is not None
         }
         # The end of a claim over several cards is told card by card, and its holder goes at once.
         had = self._owners.get(card, {})
         for device in before.keys() | present.keys():
             old, new = before.get(device), present.get(device)
-            same = old is not None and new is not None and old.generation == new.generation
+            same = old is not None and new is not None and old.number == new.number
             if old is not None and not same:
                 held = max(now - old.since, 0.0) if old.since else None
                 pod, name = _owner(old.pod, had.get(device))
@@ -116,10 +118,10 @@ class Historian:
 
     def _changed_kept(self, card: CardId, now: float) -> None:
         """Regions of a card may be kept for debugging, or no longer."""
-        if not self._ledger.debugs and not self._kept:
+        if not self._ledger.debug_holds and not self._kept:
             return
-        of_card = {region for region in self._ledger.debugs if card_of(region) == card}
-        kept = {region: debug for region in of_card if (debug := self._ledger.kept(region))}
+        of_card = {region for region in self._ledger.debug_holds if card_of(region) == card}
+        kept = {region: debug for region in of_card if (debug := self._ledger.debug_hold(region))}
         for region in kept.keys() - self._kept:
             debug = kept[region]
             event = Event(at=now, pod=debug.pod, words=debug.failure[:WORDS])
@@ -148,8 +150,8 @@ class Historian:
                 ),
             )
         if programmed:
-            held = self._ledger.region_claim(report.region)
-            holder = None if held is None else self._ledger.holder_of(held.device)
+            held = self._ledger.region_allocation(report.region)
+            holder = None if held is None else self._ledger.claim_owner_of(held.device)
             users = frozenset[PodUid]() if held is None else self._ledger.pods_of([held.device])
             pod, claim = _owner(report.pod, None if holder is None else Use(holder, users))
             self._note(
@@ -171,7 +173,7 @@ class Historian:
         return next(
             (
                 Use(one)
-                for one in self._ledger.holders.values()
+                for one in self._ledger.claim_owners.values()
                 if one.ended and {DeviceId(region), DeviceId(card)} & {*one.devices}
             ),
             None,
@@ -213,11 +215,11 @@ class Historian:
         except FpgaPluginError as error:
             log.warning("history not written", events=len(batch), error=error.message)
 
-    def _entry(self, region: RegionId, kind: Kind, event: Event, claim: Claim | None) -> Entry:
+    def _entry(self, region: RegionId, kind: Kind, event: Event, claim: Allocation | None) -> Entry:
         pod = event.pod
         if claim is not None:
-            now = self._ledger.claims.get(claim.device)
-            same = now is not None and now.generation == claim.generation
+            now = self._ledger.allocations.get(claim.device)
+            same = now is not None and now.number == claim.number
             pod = (now.pod if now is not None and same else claim.pod) or event.pod
         name = self._named(pod)
         return Entry(

@@ -45,7 +45,7 @@ def run(scene: ClaimScene) -> "asyncio.Task[None]":
 
 def pull(scene: ClaimScene, uid: ClaimUid) -> None:
     """The card of a claim goes."""
-    (device,) = scene.ledger.holders[uid].devices
+    (device,) = scene.ledger.claim_owners[uid].devices
     card = card_of(device)
     scene.rack.boards[card].present = False
     scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card))
@@ -64,7 +64,7 @@ def test_what_changes_while_nothing_is_to_be_done_is_noticed(scene: ClaimScene) 
     assert scene.file(A) == ""
     assert scene.file(B)
     assert not task.done()
-    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A]), (
+    assert scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A]), (
         "it may be as it was: nobody saw it"
     )
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_right_is_not_written_again(scene: ClaimScene) -> None:
     """What the operator adds stays as it was when the claim was prepared."""
     run(scene)
     before = path(scene, A).stat().st_ino, path(scene, B).stat().st_ino
-    scene.plugin.call(lambda: scene.ledger.resource_claims.join(A, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.dra.join(A, ["pod-9"]))  # type: ignore[list-item]
     scene.plugin.work()
     assert (path(scene, A).stat().st_ino, path(scene, B).stat().st_ino) == before
 
@@ -84,7 +84,7 @@ def test_the_file_of_a_claim_that_ended_before_the_plugin_died_is_removed_at_the
     """Kubelet may never ask again."""
     remains = scene.file(A)
     place = path(scene, A)
-    scene.plugin.call(lambda: scene.ledger.resource_claims.end_holder(A))
+    scene.plugin.call(lambda: scene.ledger.dra.end_claim(A))
     place.write_text(remains)
     scene.plugin.end()
     scene.live()
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     pull(scene, A)
     scene.plugin.work()
     assert scene.file(A)
-    scene.plugin.call(lambda: scene.ledger.resource_claims.join(B, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.dra.join(B, ["pod-9"]))  # type: ignore[list-item]
     scene.plugin.work()
     assert scene.logged.count(words) == 1
     failing[0] = False
@@ -144,10 +144,10 @@ def test_a_claim_that_is_forgotten_while_others_are_looked_at_ends_nothing(
     pull(scene, A)
     pull(scene, B)
     removal = scene.plugin.jobs.pop()
-    scene.plugin.call(lambda: scene.ledger.resource_claims.end_holder(B))
-    scene.plugin.call(lambda: scene.ledger.resource_claims.forget_holder(B))
-    scene.plugin.call(lambda: scene.ledger.resource_claims.end_holder(A))
-    scene.plugin.call(lambda: scene.ledger.resource_claims.forget_holder(A))
+    scene.plugin.call(lambda: scene.ledger.dra.end_claim(B))
+    scene.plugin.call(lambda: scene.ledger.dra.forget_claim(B))
+    scene.plugin.call(lambda: scene.ledger.dra.end_claim(A))
+    scene.plugin.call(lambda: scene.ledger.dra.forget_claim(A))
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()
@@ -164,7 +164,7 @@ def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_tw
     scene.plugin.call(lambda: scene.ledger.work.dirty([region], "somebody may have used it"))
     (removal,) = [job for job in scene.plugin.jobs if "remove" in repr(job.function)]
     scene.plugin.jobs.remove(removal)
-    scene.plugin.call(lambda: scene.ledger.resource_claims.unprepared(A))
+    scene.plugin.call(lambda: scene.ledger.dra.unprepared(A))
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()
@@ -183,10 +183,10 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_ag
     scene.plugin.jobs.remove(removal)
 
     def anew() -> None:
-        ledger.resource_claims.take(ledger.holders[A], ())
+        ledger.dra.take(ledger.claim_owners[A], ())
         ledger.work.working([region])
         ledger.work.programmed(region, AFU)
-        ledger.resource_claims.prepared(A, {})
+        ledger.dra.prepared(A, {})
 
     scene.plugin.call(anew)
     removal.run()

@@ -8,11 +8,11 @@ from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
-from test_holders import POD, holder
+from test_holders import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
+from fpga_plugin.dra.desired import DesiredDevices, Effect, Form, Slice, Taint
 from fpga_plugin.dra.names import device_name, parse_device_name
-from fpga_plugin.dra.wanted import Effect, Form, Slice, Taint, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
@@ -29,7 +29,7 @@ def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
     required = scrub_policy is ScrubPolicy.REQUIRED
     ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
     ledger.obstacles._claims = True
-    return Wanted(ledger, advertise=advertise)
+    return DesiredDevices(ledger, advertise=advertise)
 
 
 def told(ledger, form=NEW, **given):
@@ -51,7 +51,7 @@ def keys(ledger, device_id, **given):
 
 def own(ledger, device_id):
     """A ResourceClaim of its own has it."""
-    ledger.resource_claims.take(holder(ClaimUid(f"claim-{device_id}"), device_id), [POD])
+    ledger.dra.take(owner(ClaimUid(f"claim-{device_id}"), device_id), [POD])
 
 
 def test_a_card_takes_every_counter_of_which_each_region_takes_one() -> None:
@@ -119,9 +119,11 @@ def test_a_pods_life_changes_nothing() -> None:
     assert want(Form()) == before
     start(ledger, P0)
     assert want(Form()) == before
-    ledger.work.set_debt(CARD.id, open_=True)  # a neighbour is gone, this one still uses the memory
+    ledger.work.set_memory_clear_pending(
+        CARD.id, open_=True
+    )  # a neighbour is gone, this one still uses the memory
     assert want(Form()) == before
-    ledger.resource_claims.end_holder(ClaimUid(f"claim-{P0}"))
+    ledger.dra.end_claim(ClaimUid(f"claim-{P0}"))
     assert keys(ledger, P0) == ["not-clean"]
     assert keys(ledger, BOARD) == ["memory-not-cleared", "not-clean"]
     assert keys(ledger, P1) == []
@@ -197,7 +199,7 @@ def test_an_owned_device_stays_while_its_card_is_gone() -> None:
         assert set(told(ledger, form)) == {device_name(P0), device_name(device(OTHER))}
     assert keys(ledger, P0) == keys(ledger, device(OTHER)) == ["gone"]
     assert told(ledger)[device_name(P0)].attributes["interfaceID"] == CARD.interface_id
-    ledger.resource_claims.end_holder(ClaimUid(f"claim-{P0}"))
+    ledger.dra.end_claim(ClaimUid(f"claim-{P0}"))
     assert set(told(ledger)) == {device_name(device(OTHER))}
 
 
@@ -232,7 +234,7 @@ def test_without_counters_the_two_kinds_of_a_card_never_stand_side_by_side() -> 
     assert names(ledger, OLD) == regions
     own(ledger, BOARD)
     assert names(ledger, OLD) == [*regions[2:], device_name(BOARD)]
-    ledger.resource_claims.end_holder(ClaimUid(f"claim-{BOARD}"))
+    ledger.dra.end_claim(ClaimUid(f"claim-{BOARD}"))
     scrub(ledger, CARD)
     assert names(ledger, OLD) == regions
     (only,) = wanted(ledger)(OLD)
@@ -333,7 +335,7 @@ def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
     again = reopened_unreconciled(journal)
     for one in (P0, P1, BOARD):
         assert taints(again, one) == (Taint("held", "owners-unknown"),)
-    again.allocations.reconciled([CARD.id])
+    again.device_plugin.reconciled([CARD.id])
     assert taints(again, P0) == ()
     ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     for one in (P0, P1, BOARD):
@@ -357,7 +359,7 @@ def test_a_region_whose_node_a_pod_has_for_another_is_held_back_and_so_is_its_ca
     lent = (Taint("held", "node-lent"),)
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == lent
     assert taints(ledger, device(OTHER, 1)) == ()
-    ledger.resource_claims.end_holder(ClaimUid(f"claim-{P0}"))
+    ledger.dra.end_claim(ClaimUid(f"claim-{P0}"))
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == ()
 
 
@@ -408,9 +410,9 @@ def test_of_an_owner_whose_alias_nothing_explains_any_more_the_device_is_told_ne
 ):
     ledger, journal = make_ledger(CARD)
     own(ledger, P0)
-    (claim,) = ledger.claims.values()
+    (claim,) = ledger.allocations.values()
     lost = replace(claim, resource=ResourceName(f"{PREFIX}/region-lost"))
-    snapshot = replace(journal.snapshot, claims={P0: lost})
+    snapshot = replace(journal.snapshot, allocations={P0: lost})
     (only,) = told(reopened(MemoryJournal(snapshot))).values()
     assert only.name == device_name(P0)
     assert "interfaceID" not in only.attributes

@@ -1,7 +1,7 @@
 """ResourceClaims that have devices (DRA).
 
 The owner of a device is then a ResourceClaim, by its uid, and the pods that use it. What the ledger
-keeps for each device is the same as with the device plugin API (`Claim`). A holder says besides
+keeps for each device is the same as with the device plugin API (`Allocation`). A owner says besides
 whose these claims are. The two change in one transaction.
 """
 
@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
+    Allocation,
     Change,
-    Claim,
+    ClaimOwner,
     Condition,
-    Epoch,
-    Holder,
+    Fact,
     Prepared,
     Tenancy,
 )
@@ -27,16 +27,16 @@ from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceErro
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
 
 
-class HeldError(NotFinishedError):
+class DeviceOwnedError(NotFinishedError):
     """Another claim still has a device; its end is waited for.
 
     Attributes:
-        holder: which claim; None: it is none of DRA's.
+        owner: which claim; None: it is none of DRA's.
     """
 
-    def __init__(self, message: str, *, holder: ClaimUid | None = None, hint: str = "") -> None:
+    def __init__(self, message: str, *, owner: ClaimUid | None = None, hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.holder = holder
+        self.owner = owner
 
 
 class ResourceClaims:
@@ -48,17 +48,17 @@ class ResourceClaims:
         self._naming = naming
         self._boot_id = boot_id
 
-    def is_prepared(self, holder: Holder) -> bool:
+    def is_prepared(self, owner: ClaimOwner) -> bool:
         """Whether its devices were brought into the state that it asks for, in this boot."""
-        return not holder.ended and bool(holder.boot) and holder.boot == self._boot_id
+        return not owner.ended and bool(owner.boot) and owner.boot == self._boot_id
 
-    def misled(self, holder: Holder) -> str:
+    def grant_error(self, owner: ClaimOwner) -> str:
         """Why its nodes do not lead to its regions, and nobody else to these; empty: they do.
 
         Invariant 10, of all devices that a claim has.
         """
-        for device in holder.devices:
-            if (claim := self._state.claims.get(device)) is None:
+        for device in owner.devices:
+            if (claim := self._state.allocations.get(device)) is None:
                 return f"it does not have {device}"
             try:
                 self._obstacles.check_grants(claim)
@@ -66,21 +66,23 @@ class ResourceClaims:
                 return error.message
         return ""
 
-    def fallen(self, holder: Holder) -> str:
+    def preparation_error(self, owner: ClaimOwner) -> str:
         """Why what was prepared for a claim is not there any more; empty: it is, and for it alone.
 
         That the hardware fails does not count: that may pass.
         """
-        if not self.is_prepared(holder):
+        if not self.is_prepared(owner):
             return "it is not prepared"
-        for device in holder.devices:
-            for region in self._state.claims[device].grants if device in self._state.claims else ():
+        for device in owner.devices:
+            for region in (
+                self._state.allocations[device].grants if device in self._state.allocations else ()
+            ):
                 record = self._state.record(region)
                 if record.condition not in CLEAN | {Condition.PROGRAMMED}:
                     return f"region {region} is {record.condition}: {record.reason}"
-        return self.misled(holder)
+        return self.grant_error(owner)
 
-    def take(self, holder: Holder, pods: Collection[PodUid]) -> tuple[Claim, ...]:
+    def take(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
         """Give a claim its devices, all of them or none, before anything is done to them.
 
         `pods`: that use it, besides those that are known.
@@ -89,40 +91,40 @@ class ResourceClaims:
 
         Raises:
             UnknownDeviceError: no such device.
-            HeldError: another claim has one, or a device of the same card in the other mode.
+            DeviceOwnedError: another claim has one, or a device of the same card in the other mode.
             RefusedError: an obstacle stands against one of them.
             JournalError: nothing was given.
         """
-        before = self._state.holders.get(holder.uid)
+        before = self._state.claim_owners.get(owner.uid)
         if before is not None and before.ended:
             before = None
         users = {*pods, *(() if before is None else self._state.pods_of(before.devices))}
         step = Step(
-            self._state, Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+            self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
         )
-        claims: list[Claim] = []
-        for device in holder.devices:
+        claims: list[Allocation] = []
+        for device in owner.devices:
             # Not what it was given under before: its card may have another interface id by now.
             resource = self._naming.present_resource(device)
             if resource is None:
                 raise unknown_device(device)
-            self._check_others(holder, device)
-            held = self._state.claims.get(device)
+            self._check_others(owner, device)
+            held = self._state.allocations.get(device)
             self._obstacles.check(device, Stops.CLAIM if held is None else Stops.PREPARE)
             if held is not None:
                 step.release(held)
             claims.append(self._grant(step, device, resource, users))
         if before is not None:  # it had others before: kubelet was told of another allocation
-            self._leave(step, before, holder.devices)
+            self._leave(step, before, owner.devices)
         step.commit()
         return tuple(claims)
 
     def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
         """What a claim in force has besides the `devices` that it is allocated now."""
-        holder = self._state.holders.get(uid)
-        if holder is None or holder.ended:
+        owner = self._state.claim_owners.get(uid)
+        if owner is None or owner.ended:
             return ()
-        return tuple(device for device in holder.devices if device not in devices)
+        return tuple(device for device in owner.devices if device not in devices)
 
     def leave(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[CardId, ...]:
         """A claim lets go of all but these devices: the others may be somebody else's by now.
@@ -133,19 +135,19 @@ class ResourceClaims:
         """
         if not (left := self.left_behind(uid, devices)):
             return ()
-        holder = self._state.holders[uid]
-        kept = tuple(device for device in holder.devices if device in devices)
-        requests = {each: names for each, names in holder.requests.items() if each in kept}
-        now = replace(holder, devices=kept, requests=requests, boot="") if kept else None
-        step = Step(self._state, Change(holders={uid: now}))
-        self._leave(step, holder, kept)
+        owner = self._state.claim_owners[uid]
+        kept = tuple(device for device in owner.devices if device in devices)
+        requests = {each: names for each, names in owner.requests.items() if each in kept}
+        now = replace(owner, devices=kept, requests=requests, boot="") if kept else None
+        step = Step(self._state, Change(claim_owners={uid: now}))
+        self._leave(step, owner, kept)
         step.commit()
         self._state.ends["released"] += len(left)
         return tuple(dict.fromkeys(map(card_of, left)))
 
-    def _leave(self, step: Step, holder: Holder, kept: Collection[DeviceId] = ()) -> None:
-        for device in holder.devices:
-            if device not in kept and (held := self._state.claims.get(device)) is not None:
+    def _leave(self, step: Step, owner: ClaimOwner, kept: Collection[DeviceId] = ()) -> None:
+        for device in owner.devices:
+            if device not in kept and (held := self._state.allocations.get(device)) is not None:
                 step.release(held)
 
     def _grant(
@@ -156,31 +158,33 @@ class ResourceClaims:
         pods: Iterable[PodUid],
         *,
         used: bool = False,
-    ) -> Claim:
+    ) -> Allocation:
         grants = {region.id: region.grant for region in self._obstacles.regions_of(device)}
         # Its PreStarts are never balanced: with DRA no PostStop comes.
-        return step.grant(device, resource, grants, pods, used=used, touched=True, prestarts=1)
+        return step.grant(
+            device, resource, grants, pods, used=used, prestart_seen=True, prestarts=1
+        )
 
-    def _check_others(self, holder: Holder, device: DeviceId) -> None:
+    def _check_others(self, owner: ClaimOwner, device: DeviceId) -> None:
         """Invariant 1, among claims.
 
         Raises:
-            HeldError: another claim has the device, its card or a region of it.
+            DeviceOwnedError: another claim has the device, its card or a region of it.
         """
         card, whole = card_of(device), is_card(device)
-        for claim in self._state.claims_on(card):
+        for claim in self._state.allocations_on(card):
             if claim.device != device and is_card(claim.device) == whole:
                 continue  # a neighbour
-            other = self._state.holder_of(claim.device)
-            if other is not None and other.uid == holder.uid:
+            other = self._state.claim_owner_of(claim.device)
+            if other is not None and other.uid == owner.uid:
                 continue  # what it has from before, which ends with this
             who = "a pod of the device plugin" if other is None else f"claim {other.uid}"
-            raise HeldError(
+            raise DeviceOwnedError(
                 f"{claim.device} is still held by {who}",
-                holder=None if other is None else other.uid,
+                owner=None if other is None else other.uid,
                 hint="it is tried again when kubelet retries; see why that claim does not end",
             )
-        both = [d for d in holder.devices if card_of(d) == card and is_card(d) != whole]
+        both = [d for d in owner.devices if card_of(d) == card and is_card(d) != whole]
         if both:
             raise RefusedError(
                 f"the claim has card {card} as a whole and by region at the same time",
@@ -189,22 +193,24 @@ class ResourceClaims:
 
     def prepared(self, uid: ClaimUid, what: Mapping[RegionId, Prepared]) -> None:
         """What a claim asks for is done and verified; kubelet is about to be told."""
-        holder = self._state.holders[uid]
-        now = replace(holder, boot=self._boot_id, prepared=what)
-        step = Step(self._state, Change(holders={uid: now}))
-        for device in holder.devices:
-            claim = self._state.claims[device]
+        owner = self._state.claim_owners[uid]
+        now = replace(owner, boot=self._boot_id, prepared=what)
+        step = Step(self._state, Change(claim_owners={uid: now}))
+        for device in owner.devices:
+            claim = self._state.allocations[device]
             step.use(self._state.tenancies.users(claim))
             if not claim.started:
-                step.change.claims[device] = replace(claim, started=True)
+                step.change.allocations[device] = replace(claim, started=True)
         step.commit()
 
     def unprepared(self, uid: ClaimUid) -> None:
         """What was prepared for a claim is no longer what it asks for."""
-        self._state.commit(Change(holders={uid: replace(self._state.holders[uid], boot="")}))
+        self._state.commit(
+            Change(claim_owners={uid: replace(self._state.claim_owners[uid], boot="")})
+        )
 
-    def adopt_holder(self, holder: Holder, pods: Collection[PodUid]) -> tuple[Claim, ...]:
-        """Make the holder that kubelet's record shows and the journal lacks: pods may run with it.
+    def adopt_claim(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
+        """Make the owner that kubelet's record shows and the journal lacks: pods may run with it.
 
         Of one that the journal has, the devices whose claims it lost; the others stay as they are.
 
@@ -212,17 +218,19 @@ class ResourceClaims:
             FpgaPluginError: it conflicts with what the ledger knows.
         """
         step = Step(
-            self._state, Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+            self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
         )
         claims = []
-        for device in holder.devices:
-            other = self._state.holder_of(device) if device in self._state.claims else None
-            if other is not None and other.uid == holder.uid:
+        for device in owner.devices:
+            other = (
+                self._state.claim_owner_of(device) if device in self._state.allocations else None
+            )
+            if other is not None and other.uid == owner.uid:
                 continue
             resource = self._naming.device_resource(device)
             if resource is None:
                 raise UnknownDeviceError(f"this node has no device {device}")
-            self._check_others(holder, device)
+            self._check_others(owner, device)
             claim = self._grant(step, device, resource, pods, used=True)
             claims.append(claim)
             for region in claim.grants:
@@ -232,8 +240,8 @@ class ResourceClaims:
 
     def claims_read(self) -> None:
         """Kubelet's record of claims was read: none has a device that the ledger lacks."""
-        if self._state.claims_unknown:
-            self._state.commit(Change(epochs={Epoch.CLAIMS: ""}))
+        if self._state.resource_claims_unknown:
+            self._state.commit(Change(facts={Fact.CLAIMS: ""}))
 
     def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
         """These pods use a claim, besides those that are known.
@@ -244,7 +252,7 @@ class ResourceClaims:
         for claim in self._claims_of(uid):
             users = self._state.tenancies.users(claim)
             there = {one.pod for one in users if not one.left}
-            used = claim.exposed or self.is_prepared(self._state.holders[uid])
+            used = claim.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
             step.begin(claim, [pod for pod in pods if pod not in there], used=used)
             # Whoever comes again had it before, prepared or not.
             again = (step.change.tenancies.get(one.key) for one in users if one.used)
@@ -257,41 +265,41 @@ class ResourceClaims:
             Change(
                 tenancies={
                     one.key: replace(one, left=True)
-                    for one in self.tenancies_of_holder(uid)
+                    for one in self.tenancies_of_claim(uid)
                     if one.pod not in pods and not one.left
                 }
             )
         )
 
-    def tenancies_of_holder(self, uid: ClaimUid) -> list[Tenancy]:
+    def tenancies_of_claim(self, uid: ClaimUid) -> list[Tenancy]:
         """Of the pods that use a claim, or did by its present allocation."""
         return [one for claim in self._claims_of(uid) for one in self._state.tenancies.users(claim)]
 
-    def _claims_of(self, uid: ClaimUid) -> list[Claim]:
+    def _claims_of(self, uid: ClaimUid) -> list[Allocation]:
         """The devices that a claim in force has."""
-        holder = self._state.holders.get(uid)
-        if holder is None or holder.ended:
+        owner = self._state.claim_owners.get(uid)
+        if owner is None or owner.ended:
             return []
-        return [claim for device in holder.devices if (claim := self._state.claims.get(device))]
+        return [claim for device in owner.devices if (claim := self._state.allocations.get(device))]
 
-    def end_holder(self, uid: ClaimUid) -> tuple[CardId, ...]:
+    def end_claim(self, uid: ClaimUid) -> tuple[CardId, ...]:
         """The end of a claim; what it had is scrubbed in the background.
 
-        The holder stays, as ended, until that is done (`forget_holder`). Returns the cards.
+        The owner stays, as ended, until that is done (`forget_claim`). Returns the cards.
         """
-        holder = self._state.holders.get(uid)
-        if holder is None or holder.ended:
+        owner = self._state.claim_owners.get(uid)
+        if owner is None or owner.ended:
             return ()
-        step = Step(self._state, Change(holders={uid: replace(holder, ended=True, boot="")}))
-        self._leave(step, holder)
+        step = Step(self._state, Change(claim_owners={uid: replace(owner, ended=True, boot="")}))
+        self._leave(step, owner)
         step.commit()
-        self._state.ends["released"] += len(holder.devices)
-        return tuple(dict.fromkeys(map(card_of, holder.devices)))
+        self._state.ends["released"] += len(owner.devices)
+        return tuple(dict.fromkeys(map(card_of, owner.devices)))
 
-    def forget_holder(self, uid: ClaimUid) -> None:
+    def forget_claim(self, uid: ClaimUid) -> None:
         """What an ended claim had is clean, or kept back for good."""
-        if uid in self._state.holders and self._state.holders[uid].ended:
-            self._state.commit(Change(holders={uid: None}))
+        if uid in self._state.claim_owners and self._state.claim_owners[uid].ended:
+            self._state.commit(Change(claim_owners={uid: None}))
 
 
 def unknown_device(device: DeviceId) -> UnknownDeviceError:

@@ -1,4 +1,4 @@
-"""What kubelet does by the device plugin API: its lives, and the claims that it makes and ends."""
+"""What kubelet does by the device plugin API: its lives, and the allocations that it makes and ends."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from msgspec import UNSET
 
-from fpga_plugin.allocation.journal.records import Change, Claim, Debug, Epoch, Tenancy
+from fpga_plugin.allocation.journal.records import Allocation, Change, DebugHold, Fact, Tenancy
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     grants_among,
@@ -22,7 +22,7 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.kubernetes.cgroup import Cgroup
 
 
-class Allocations:
+class DevicePluginSteps:
     """The ledger's steps on the side of kubelet."""
 
     def __init__(self, state: State, obstacles: Obstacles, naming: Naming) -> None:
@@ -30,36 +30,43 @@ class Allocations:
         self._obstacles = obstacles
         self._naming = naming
 
-    def kubelet_epoch(self, epoch: str) -> None:
+    def kubelet_found(self, instance: str) -> None:
         """A life of kubelet, which may be another than before.
 
         Between its start and our registration kubelet starts containers without PreStart, so every
-        claim may have been used, and PostStops of before cannot be counted any more. Holds even if
-        it cannot be written.
+        allocation may have been used, and PostStops of before cannot be counted any more. Holds
+        even if it cannot be written.
         """
         state = self._state
-        if epoch == state.epoch:
+        if instance == state.kubelet_instance:
             return
         step = Step(
-            state, Change(epochs={Epoch.KUBELET: epoch}, strays=dict.fromkeys(state.strays, 0))
+            state,
+            Change(
+                facts={Fact.KUBELET: instance},
+                pending_poststops=dict.fromkeys(state.pending_poststops, 0),
+            ),
         )
-        for device, claim in state.claims.items():
-            if not claim.exposed:
-                step.change.claims[device] = replace(claim, exposed=True)
-            step.use(state.tenancies.users(claim))
+        for device, allocation in state.allocations.items():
+            if not allocation.missed_prestart:
+                step.change.allocations[device] = replace(allocation, missed_prestart=True)
+            step.use(state.tenancies.users(allocation))
         step.commit()
 
     @property
     def sends_env(self) -> bool:
         """Whether this kubelet is known to send the environment in PreStart."""
-        return bool(self._state.env_epoch) and self._state.env_epoch == self._state.epoch
+        return (
+            bool(self._state.env_instance)
+            and self._state.env_instance == self._state.kubelet_instance
+        )
 
     def env_seen(self) -> None:
         """This kubelet sent a non-empty environment."""
         if not self.sends_env:
-            self._state.commit(Change(epochs={Epoch.ENVIRONMENT: self._state.epoch}))
+            self._state.commit(Change(facts={Fact.ENVIRONMENT: self._state.kubelet_instance}))
 
-    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Claim, ...]:
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Allocation, ...]:
         """Grant devices: all of them, or none.
 
         Of a device that is owned under the same resource: without a PreStart since the last
@@ -75,11 +82,11 @@ class Allocations:
         self._state.activity.update(devices)
         step = Step(self._state)
         implied = 0
-        granted: list[Claim] = []
+        granted: list[Allocation] = []
         for device in devices:
-            held = self._state.claims.get(device)
+            held = self._state.allocations.get(device)
             self._obstacles.check(device, Stops.ALLOCATE if held is None else Stops.REPEAT)
-            if held is not None and not held.touched and not held.exposed:
+            if held is not None and not held.prestart_seen and not held.missed_prestart:
                 granted.append(self._grant_again(step, held))
                 continue
             if held is not None:
@@ -88,9 +95,11 @@ class Allocations:
                 implied += 1
             regions = self._obstacles.regions_of(device)
             grants = {region.id: region.grant for region in regions}
-            strays = step.strays(device)
-            granted.append(step.grant(device, resource, grants, [None], prestarts=strays))
-        nodes = [node for claim in granted for _, node in claim.nodes]
+            pending_poststops = step.pending_poststops(device)
+            granted.append(
+                step.grant(device, resource, grants, [None], prestarts=pending_poststops)
+            )
+        nodes = [node for allocation in granted for _, node in allocation.nodes]
         if len(set(nodes)) < len(nodes):
             raise RefusedError(
                 f"{', '.join(devices)} show the same device node: device numbers are changing",
@@ -100,31 +109,33 @@ class Allocations:
         self._state.ends["implied"] += implied
         return tuple(granted)
 
-    def _grant_again(self, step: Step, held: Claim) -> Claim:
-        """A claim of which nothing began: to the same pod, or to another after one that failed.
+    def _grant_again(self, step: Step, held: Allocation) -> Allocation:
+        """An allocation of which nothing began: to the same pod, or to another after one that
+        failed.
 
         Raises:
-            RefusedError: its nodes are other devices' by now; the claim is ended.
+            RefusedError: its nodes are other devices' by now; the allocation is ended.
         """
         try:
             self._obstacles.check_grants(held)
         except RefusedError:
             # Whoever was given the old nodes could never start, nor can whoever shares them;
-            # kept, the claim would refuse every later pod too.
+            # kept, the allocation would refuse every later pod too.
             self.release([held.device])
             raise
         if held.pod is not None:  # whose it is now has to be learnt again
             users = self._state.tenancies.users(held)
             step.change.tenancies |= dict.fromkeys((one.key for one in users), None)
-            held = step.change.claims[held.device] = replace(held, pod=None)
+            held = step.change.allocations[held.device] = replace(held, pod=None)
             step.begin(held, [None], used=False)
         return held
 
     def _check_name(self, device: DeviceId, resource: ResourceName) -> None:
         """Whether another pod may have a device under the name by which its owner has it.
 
-        Kubelet gave it from the list of before. Given again under it, claim after claim would keep
-        the former name, or a meaning that an alias has no more, for as long as pods ask for it.
+        Kubelet gave it from the list of before. Given again under it, allocation after allocation
+        would keep the former name, or a meaning that an alias has no more, for as long as pods ask
+        for it.
 
         Raises:
             RefusedError: regions keep their functions since, or it is given out under another name.
@@ -148,8 +159,8 @@ class Allocations:
         device: DeviceId,
         pod: PodUid | None,
         env: Mapping[str, str],
-    ) -> Claim:
-        """Make the claim that kubelet's records show and the ledger lacks (a lost journal).
+    ) -> Allocation:
+        """Make the allocation that kubelet's records show and the ledger lacks (a lost journal).
 
         Args:
             resource: under which kubelet has it.
@@ -161,7 +172,7 @@ class Allocations:
         Raises:
             RefusedError: it conflicts with what the ledger knows, or nothing tells its nodes.
         """
-        if device in self._state.claims:
+        if device in self._state.allocations:
             raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
         if not names_kind_of(resource, device):
             raise RefusedError(f"{device} is no device of {resource}")
@@ -171,14 +182,14 @@ class Allocations:
         grants = grants_among(device, env)
         grants = grants or {r.id: r.grant for r in self._obstacles.regions_of(device)}
         step = Step(self._state)
-        claim = step.grant(
+        allocation = step.grant(
             device,
             resource,
             grants,
             [pod],
             used=True,
             pod=pod,
-            prestarts=1 + step.strays(device),  # one was not seen: never balanced
+            prestarts=1 + step.pending_poststops(device),  # one was not seen: never balanced
         )
         if resource not in self._state.resources:
             step.change.resources[resource] = True  # kubelet re-admits its pods by this name
@@ -186,7 +197,7 @@ class Allocations:
             # PROGRAMMED without an owner: an operator did that, for himself.
             step.spoil(region, "a pod may have used it")
         step.commit()
-        return claim
+        return allocation
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
         """What kubelet's records show of these cards was adopted: all their owners are known."""
@@ -211,7 +222,7 @@ class Allocations:
     ) -> None:
         """Kubelet's records name the pod that owns these devices.
 
-        A claim that is known to be another pod's is released and made again: kubelet gave the
+        An allocation that is known to be another pod's is released and made again: kubelet gave the
         device to somebody else without our hearing of it.
 
         Args:
@@ -223,32 +234,34 @@ class Allocations:
         step = Step(self._state)
         implied = 0
         for device in devices:
-            claim = self._state.claims.get(device)
-            if claim is None:
+            allocation = self._state.allocations.get(device)
+            if allocation is None:
                 continue
-            if claim.pod in {None, pod}:
-                self._bind(step.change, claim, pod, cgroups)
+            if allocation.pod in {None, pod}:
+                self._bind(step.change, allocation, pod, cgroups)
                 continue
-            step.release(claim)
+            step.release(allocation)
             implied += 1
             step.grant(
                 device,
-                claim.resource,
-                grants_among(device, env) or claim.grants,
+                allocation.resource,
+                grants_among(device, env) or allocation.grants,
                 [pod],
                 used=True,
                 pod=pod,
-                prestarts=1 + step.strays(device),  # as in adopt
+                prestarts=1 + step.pending_poststops(device),  # as in adopt
             )
         step.commit()
         self._state.ends["implied"] += implied
 
-    def _bind(self, change: Change, claim: Claim, pod: PodUid, cgroups: Collection[Cgroup]) -> None:
+    def _bind(
+        self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]
+    ) -> None:
         """The pod of an allocation is this one, and runs in these cgroups."""
         tenancies = self._state.tenancies
-        if claim.pod is None:
-            change.claims[claim.device] = replace(claim, pod=pod)
-        for one in tenancies.users(claim):
+        if allocation.pod is None:
+            change.allocations[allocation.device] = replace(allocation, pod=pod)
+        for one in tenancies.users(allocation):
             key = replace(one.key, pod=pod)
             # Beside the pod's there is one without a name where its end could not be written.
             same = [each for each in (tenancies.get(key), one) if each is not None]
@@ -268,14 +281,17 @@ class Allocations:
         change = Change()
         for device in devices:
             self._state.activity[device] += 1
-            claim = self._state.claims.get(device)
-            if claim is None:
+            allocation = self._state.allocations.get(device)
+            if allocation is None:
                 continue
             # Of starts that failed while the plugin was away the PostStops may still come. Before
             # this one nothing ran but what ran then, so the counts held.
-            epoch = "" if device in self._state.inherited else claim.epoch
-            change.claims[device] = replace(
-                claim, touched=True, prestarts=claim.prestarts + 1, epoch=epoch
+            instance = "" if device in self._state.inherited else allocation.instance
+            change.allocations[device] = replace(
+                allocation,
+                prestart_seen=True,
+                prestarts=allocation.prestarts + 1,
+                instance=instance,
             )
         self._state.commit(change)
 
@@ -283,24 +299,24 @@ class Allocations:
         """Count a PostStop; returns the devices for which they balance the PreStarts.
 
         Where one was started, their regions are DIRTY then, whatever it was given. A
-        PostStop may come long after its claim ended, and carries nothing but device ids: those
-        that are still to come of earlier claims are counted first.
+        PostStop may come long after its allocation ended, and carries nothing but device ids: those
+        that are still to come of earlier allocations are counted first.
         """
         step = Step(self._state)
         balanced = []
         for device in devices:
-            claim = self._state.claims.get(device)
-            if claim is None:
-                if strays := self._state.strays.get(device, 0):
-                    step.change.strays[device] = strays - 1
+            allocation = self._state.allocations.get(device)
+            if allocation is None:
+                if pending_poststops := self._state.pending_poststops.get(device, 0):
+                    step.change.pending_poststops[device] = pending_poststops - 1
                 continue
-            if claim.poststops >= claim.prestarts:
+            if allocation.poststops >= allocation.prestarts:
                 continue
-            claim = replace(claim, poststops=claim.poststops + 1)
-            step.change.claims[device] = claim
-            if self._stopped(claim):
+            allocation = replace(allocation, poststops=allocation.poststops + 1)
+            step.change.allocations[device] = allocation
+            if self._stopped(allocation):
                 balanced.append(device)
-                for region in claim.grants if claim.started else ():
+                for region in allocation.grants if allocation.started else ():
                     step.spoil(
                         region,
                         "as many containers of its owner ended as began",
@@ -310,45 +326,45 @@ class Allocations:
         return tuple(balanced)
 
     def balanced(self, device: DeviceId) -> bool:
-        """Whether every container that was started under the claim is known to have stopped."""
-        claim = self._state.claims.get(device)
-        return claim is not None and self._stopped(claim)
+        """Whether every container that was started under the allocation is known to have stopped."""
+        allocation = self._state.allocations.get(device)
+        return allocation is not None and self._stopped(allocation)
 
-    def _stopped(self, claim: Claim) -> bool:
-        balanced = claim.prestarts == claim.poststops
-        return claim.touched and self._state.countable(claim) and balanced
+    def _stopped(self, allocation: Allocation) -> bool:
+        balanced = allocation.prestarts == allocation.poststops
+        return allocation.prestart_seen and self._state.countable(allocation) and balanced
 
-    def started(self, claims: Iterable[Claim], debug: Debug | None = None) -> None:
+    def started(self, allocations: Iterable[Allocation], debug: DebugHold | None = None) -> None:
         """A PreStart succeeded and is about to be answered.
 
         `debug`: what its pod asks for should the container fail; of any region.
         """
         step = Step(self._state)
-        for claim in claims:
-            current = self._state.claims[claim.device]
+        for allocation in allocations:
+            current = self._state.allocations[allocation.device]
             step.end_debug(current.grants)
             step.use(self._state.tenancies.users(current))
             for region in current.grants:
                 if debug is not None:
-                    step.change.debugs[region] = replace(debug, region=region)
+                    step.change.debug_holds[region] = replace(debug, region=region)
             if not current.started:
-                step.change.claims[claim.device] = replace(current, started=True)
+                step.change.allocations[allocation.device] = replace(current, started=True)
         step.commit()
 
     def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
-        """End the claims on these devices; unknown and unowned ones are passed over.
+        """End the allocations on these devices; unknown and unowned ones are passed over.
 
         Returns those that were owned.
         """
         step = Step(self._state)
         released = []
         for text in devices:
-            claim = self._state.claims.get(DeviceId(text))
-            if claim is not None and self._state.holder_of(claim.device) is not None:
+            allocation = self._state.allocations.get(DeviceId(text))
+            if allocation is not None and self._state.claim_owner_of(allocation.device) is not None:
                 continue  # no call of the device plugin API is about it
-            if claim is not None and claim.device not in step.change.claims:
-                step.release(claim)
-                released.append(claim.device)
+            if allocation is not None and allocation.device not in step.change.allocations:
+                step.release(allocation)
+                released.append(allocation.device)
         step.commit()
         self._state.activity.update(released)
         self._state.ends["released"] += len(released)

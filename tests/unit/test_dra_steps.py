@@ -6,10 +6,10 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, PREFIX, REGIONS, device, make_card
 from ledger_support import MemoryJournal, former, make_ledger, reopened, scrub
 
+from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Change, Condition, Holder
+from fpga_plugin.allocation.journal.records import Change, ClaimOwner, Condition
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.resource_claims import HeldError
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId
@@ -18,8 +18,8 @@ A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")
 
 
-def holder(uid: ClaimUid, *devices: DeviceId) -> Holder:
-    return Holder(
+def owner(uid: ClaimUid, *devices: DeviceId) -> ClaimOwner:
+    return ClaimOwner(
         uid=uid,
         namespace="n",
         name="c",
@@ -32,10 +32,10 @@ def holder(uid: ClaimUid, *devices: DeviceId) -> Holder:
 def prepare(ledger: Ledger, card: Card, port: int, uid: ClaimUid = A) -> RegionId:
     """What a Prepare does, as far as the ledger sees it."""
     region = card.regions[port].id
-    ledger.resource_claims.take(holder(uid, DeviceId(region)), [POD])
+    ledger.dra.take(owner(uid, DeviceId(region)), [POD])
     ledger.work.working([region])
     ledger.work.programmed(region, AFU)
-    ledger.resource_claims.prepared(uid, {})
+    ledger.dra.prepared(uid, {})
     return region
 
 
@@ -43,12 +43,12 @@ def test_a_prepared_claim_survives_a_restart_and_not_a_reboot():
     card = make_card()
     ledger, journal = make_ledger(card)
     region = prepare(ledger, card, 0)
-    assert ledger.resource_claims.is_prepared(ledger.holders[A])
+    assert ledger.dra.is_prepared(ledger.claim_owners[A])
     again = reopened(journal, card)
-    assert again.resource_claims.is_prepared(again.holders[A])
+    assert again.dra.is_prepared(again.holders[A])
     assert again.claims[DeviceId(region)].started
     after = reopened(journal, card, boot_id="another")
-    assert not after.resource_claims.is_prepared(after.holders[A])
+    assert not after.dra.is_prepared(after.holders[A])
     assert after.record(region).condition is Condition.DIRTY
 
 
@@ -56,56 +56,56 @@ def test_a_device_has_one_claim_and_a_card_excludes_its_regions():
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    with pytest.raises(HeldError) as held:
-        ledger.resource_claims.take(holder(B, device(card, 0)), [POD])
-    assert held.value.holder == A
-    with pytest.raises(HeldError):
-        ledger.resource_claims.take(holder(B, device(card)), [POD])
-    ledger.resource_claims.take(holder(B, device(card, 1)), [POD])
+    with pytest.raises(DeviceOwnedError) as held:
+        ledger.dra.take(owner(B, device(card, 0)), [POD])
+    assert held.value.owner == A
+    with pytest.raises(DeviceOwnedError):
+        ledger.dra.take(owner(B, device(card)), [POD])
+    ledger.dra.take(owner(B, device(card, 1)), [POD])
 
 
 def test_a_claim_has_a_card_or_its_regions_not_both():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(RefusedError, match="as a whole and by region"):
-        ledger.resource_claims.take(holder(A, device(card, 0), device(card)), [POD])
-    assert ledger.claims == {}
+        ledger.dra.take(owner(A, device(card, 0), device(card)), [POD])
+    assert ledger.allocations == {}
 
 
 def test_a_claim_of_the_first_door_is_in_the_way_too():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.allocations.allocate(
+    ledger.device_plugin.allocate(
         ledger.naming.device_resource(device(card, 0)) or "", [device(card, 0)]
     )
-    with pytest.raises(HeldError, match="a pod of the device plugin") as held:
-        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
-    assert held.value.holder is None
+    with pytest.raises(DeviceOwnedError, match="a pod of the device plugin") as held:
+        ledger.dra.take(owner(A, device(card, 0)), [POD])
+    assert held.value.owner is None
 
 
 def test_what_ends_leaves_its_regions_dirty_and_its_pods_former_owners():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = prepare(ledger, card, 0)
-    ledger.resource_claims.join(A, [LATER])
-    ledger.resource_claims.end_holder(A)
+    ledger.dra.join(A, [LATER])
+    ledger.dra.end_claim(A)
     assert ledger.record(region).condition is Condition.DIRTY
     assert former(ledger, region) == {POD, LATER}
-    assert ledger.holders[A].ended
-    assert DeviceId(region) not in ledger.claims
-    assert ledger.resource_claims.end_holder(A) == ()
+    assert ledger.claim_owners[A].ended
+    assert DeviceId(region) not in ledger.allocations
+    assert ledger.dra.end_claim(A) == ()
     scrub(ledger, card)
-    ledger.resource_claims.forget_holder(A)
-    assert ledger.holders == {}
+    ledger.dra.forget_claim(A)
+    assert ledger.claim_owners == {}
 
 
 def test_a_claim_that_was_never_prepared_leaves_nobody_and_a_clean_region():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = card.regions[0].id
-    ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
+    ledger.dra.take(owner(A, device(card, 0)), [POD])
     assert ledger.pods_of([device(card, 0)]) == {POD}
-    ledger.resource_claims.end_holder(A)
+    ledger.dra.end_claim(A)
     assert former(ledger, region) == set()
     assert ledger.record(region).condition is Condition.BLANK
     assert not ledger.tenancies
@@ -115,28 +115,26 @@ def test_what_is_prepared_anew_is_not_as_it_was_until_then():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = prepare(ledger, card, 0)
-    ledger.resource_claims.take(holder(A, DeviceId(region)), [LATER])
-    assert not ledger.resource_claims.is_prepared(ledger.holders[A])
+    ledger.dra.take(owner(A, DeviceId(region)), [LATER])
+    assert not ledger.dra.is_prepared(ledger.claim_owners[A])
     assert ledger.pods_of([DeviceId(region)]) == {POD, LATER}
     assert ledger.record(region).condition is Condition.DIRTY
-    ledger.resource_claims.take(
-        holder(A, device(card, 1)), [POD]
-    )  # allocated again: the first device is let go
-    assert set(ledger.claims) == {device(card, 1)}
+    ledger.dra.take(owner(A, device(card, 1)), [POD])  # allocated again: the first device is let go
+    assert set(ledger.allocations) == {device(card, 1)}
 
 
 def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     card = make_card()
     ledger, journal = make_ledger(card)
     first, second = device(card, 0), device(card, 1)
-    ledger.resource_claims.take(holder(A, first, second), [POD])
-    ledger.resource_claims.prepared(A, {})
-    assert ledger.resource_claims.leave(A, {first, second}) == ()
-    assert ledger.resource_claims.is_prepared(ledger.holders[A])
-    assert ledger.resource_claims.leave(A, {second}) == (card.id,)
+    ledger.dra.take(owner(A, first, second), [POD])
+    ledger.dra.prepared(A, {})
+    assert ledger.dra.leave(A, {first, second}) == ()
+    assert ledger.dra.is_prepared(ledger.claim_owners[A])
+    assert ledger.dra.leave(A, {second}) == (card.id,)
     again = reopened(journal, card)  # it may die here
     kept = again.holders[A]
-    assert (kept.devices, {*kept.requests}, again.resource_claims.is_prepared(kept)) == (
+    assert (kept.devices, {*kept.requests}, again.dra.is_prepared(kept)) == (
         (second,),
         {second},
         False,
@@ -144,29 +142,29 @@ def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     assert set(again.claims) == {second}
     assert again.record(RegionId(first)).condition is Condition.DIRTY
     assert former(again, RegionId(first)) == {POD}
-    again.resource_claims.take(holder(B, first), [POD])
+    again.dra.take(owner(B, first), [POD])
 
 
 def test_of_a_claim_that_left_all_it_had_no_row_is_kept():
     card = make_card()
     ledger, journal = make_ledger(card)
     region = prepare(ledger, card, 0)
-    assert ledger.resource_claims.leave(A, {device(card, 1)}) == (card.id,)
+    assert ledger.dra.leave(A, {device(card, 1)}) == (card.id,)
     again = reopened(journal, card)
     assert (again.holders, again.claims) == ({}, {})
     assert former(again, region) == {POD}
-    assert again.resource_claims.leave(A, set()) == ()
-    again.resource_claims.take(holder(A, device(card, 1)), [POD])
+    assert again.dra.leave(A, set()) == ()
+    again.dra.take(owner(A, device(card, 1)), [POD])
 
 
 def test_a_claim_that_ended_leaves_nothing_more():
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    ledger.resource_claims.end_holder(A)
-    assert ledger.resource_claims.left_behind(A, set()) == ()
-    assert ledger.resource_claims.leave(A, set()) == ()
-    assert ledger.holders[A].ended
+    ledger.dra.end_claim(A)
+    assert ledger.dra.left_behind(A, set()) == ()
+    assert ledger.dra.leave(A, set()) == ()
+    assert ledger.claim_owners[A].ended
 
 
 def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_name():
@@ -174,30 +172,30 @@ def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_na
     ledger, journal = make_ledger(card)
     prepare(ledger, card, 0)
     again = reopened(journal, now, boot_id="another")
-    (claim,) = again.resource_claims.take(again.holders[A], [POD])
+    (claim,) = again.dra.take(again.holders[A], [POD])
     assert claim.resource == REGIONS.replace(card.interface_id, OTHER_INTERFACE)
 
 
 def test_an_adopted_claim_keeps_its_device_and_is_not_prepared():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.resource_claims.adopt_holder(holder(A, device(card, 0)), [POD])
-    assert not ledger.resource_claims.is_prepared(ledger.holders[A])
-    assert ledger.claims[device(card, 0)].exposed
+    ledger.dra.adopt_claim(owner(A, device(card, 0)), [POD])
+    assert not ledger.dra.is_prepared(ledger.claim_owners[A])
+    assert ledger.allocations[device(card, 0)].missed_prestart
     assert ledger.record(card.regions[0].id).condition is Condition.DIRTY
-    with pytest.raises(HeldError):
-        ledger.resource_claims.adopt_holder(holder(B, device(card, 0)), [POD])
+    with pytest.raises(DeviceOwnedError):
+        ledger.dra.adopt_claim(owner(B, device(card, 0)), [POD])
 
 
 def test_what_is_adopted_of_a_claim_takes_nothing_from_what_is_known_of_it():
     card = make_card()
     ledger, journal = make_ledger(card)
-    ledger.resource_claims.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.resource_claims.prepared(A, {})
-    del journal.snapshot.claims[device(card, 1)]
+    ledger.dra.take(owner(A, device(card, 0), device(card, 1)), [POD])
+    ledger.dra.prepared(A, {})
+    del journal.snapshot.allocations[device(card, 1)]
     again = reopened(journal, card)
     known = again.claims[device(card, 0)]
-    (adopted,) = again.resource_claims.adopt_holder(again.holders[A], [POD])
+    (adopted,) = again.dra.adopt_claim(again.holders[A], [POD])
     assert adopted.device == device(card, 1)
     assert again.claims[device(card, 0)] is known
 
@@ -207,17 +205,17 @@ def test_a_step_that_cannot_be_written_did_not_happen(step):
     card = make_card()
     ledger, journal = make_ledger(card)
     if step != "take":
-        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
-    before = dict(ledger.holders), dict(ledger.claims)
+        ledger.dra.take(owner(A, device(card, 0)), [POD])
+    before = dict(ledger.claim_owners), dict(ledger.allocations)
     journal.failing = 1
     steps = {
-        "take": lambda: ledger.resource_claims.take(holder(A, device(card, 0)), [POD]),
-        "prepared": lambda: ledger.resource_claims.prepared(A, {}),
-        "end": lambda: ledger.resource_claims.end_holder(A),
+        "take": lambda: ledger.dra.take(owner(A, device(card, 0)), [POD]),
+        "prepared": lambda: ledger.dra.prepared(A, {}),
+        "end": lambda: ledger.dra.end_claim(A),
     }
     with pytest.raises(JournalError):
         steps[step]()
-    assert (dict(ledger.holders), dict(ledger.claims)) == before
+    assert (dict(ledger.claim_owners), dict(ledger.allocations)) == before
 
 
 def test_the_journal_of_a_claim_is_whole_or_not_there():
@@ -225,12 +223,12 @@ def test_the_journal_of_a_claim_is_whole_or_not_there():
     ledger, journal = make_ledger(card)
     prepare(ledger, card, 0)
     assert isinstance(journal, MemoryJournal)
-    assert journal.snapshot.holders.keys() == {A}
-    assert journal.snapshot.claims.keys() == {device(card, 0)}
-    ledger.resource_claims.end_holder(A)
-    assert not any(journal.snapshot.claims.values())
-    ledger.resource_claims.forget_holder(A)
-    assert not any(journal.snapshot.holders.values())
+    assert journal.snapshot.claim_owners.keys() == {A}
+    assert journal.snapshot.allocations.keys() == {device(card, 0)}
+    ledger.dra.end_claim(A)
+    assert not any(journal.snapshot.allocations.values())
+    ledger.dra.forget_claim(A)
+    assert not any(journal.snapshot.claim_owners.values())
 
 
 # ------------------------------------------------------------------ what `make mutants` found
@@ -240,27 +238,23 @@ def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    known = ledger.holders[A]
-    assert ledger.resource_claims.is_prepared(known)
-    assert not ledger.resource_claims.is_prepared(replace(known, ended=True)), (
-        "whatever else its row says"
-    )
+    known = ledger.claim_owners[A]
+    assert ledger.dra.is_prepared(known)
+    assert not ledger.dra.is_prepared(replace(known, ended=True)), "whatever else its row says"
     nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
-    nowhere.resource_claims.take(holder(A, device(card, 0)), [POD])
-    assert not nowhere.resource_claims.is_prepared(nowhere.holders[A])
-    nowhere.resource_claims.prepared(A, {})
-    assert not nowhere.resource_claims.is_prepared(nowhere.holders[A]), (
-        "it may have been in another boot"
-    )
+    nowhere.dra.take(owner(A, device(card, 0)), [POD])
+    assert not nowhere.dra.is_prepared(nowhere.holders[A])
+    nowhere.dra.prepared(A, {})
+    assert not nowhere.dra.is_prepared(nowhere.holders[A]), "it may have been in another boot"
 
 
 def test_of_a_prepared_claim_whose_row_was_lost_nothing_stands():
     card = make_card()
     ledger, journal = make_ledger(card)
     prepare(ledger, card, 0)
-    del journal.snapshot.claims[device(card, 0)]
+    del journal.snapshot.allocations[device(card, 0)]
     again = reopened(journal, card)
-    assert again.resource_claims.fallen(again.holders[A]) == f"it does not have {device(card, 0)}"
+    assert again.dra.preparation_error(again.holders[A]) == f"it does not have {device(card, 0)}"
 
 
 def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_next():
@@ -268,12 +262,12 @@ def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_nex
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    ledger.resource_claims.end_holder(A)
+    ledger.dra.end_claim(A)
     scrub(ledger, card)
-    ledger.resource_claims.take(holder(B, device(card, 0)), [POD])
-    ledger.resource_claims.take(holder(A, device(card, 1)), [LATER])
-    assert ledger.holder_of(device(card, 0)).uid == B
-    assert set(ledger.claims) == {device(card, 0), device(card, 1)}
+    ledger.dra.take(owner(B, device(card, 0)), [POD])
+    ledger.dra.take(owner(A, device(card, 1)), [LATER])
+    assert ledger.claim_owner_of(device(card, 0)).uid == B
+    assert set(ledger.allocations) == {device(card, 0), device(card, 1)}
     assert ledger.pods_of([device(card, 1)]) == {LATER}
 
 
@@ -281,11 +275,11 @@ def test_a_device_that_is_not_there_is_given_to_nobody():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(UnknownDeviceError):
-        ledger.resource_claims.take(holder(A, DeviceId(f"{card.id}-p7")), [POD])
+        ledger.dra.take(owner(A, DeviceId(f"{card.id}-p7")), [POD])
     ledger.hardware.card_gone(card.id)
     with pytest.raises(UnknownDeviceError):
-        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
-    assert (ledger.claims, ledger.holders) == ({}, {})
+        ledger.dra.take(owner(A, device(card, 0)), [POD])
+    assert (ledger.allocations, ledger.claim_owners) == ({}, {})
 
 
 @pytest.mark.parametrize("why", ["drained", "foreign"])
@@ -298,9 +292,9 @@ def test_a_card_that_is_out_of_service_goes_to_nobody_new(why):
     else:
         ledger.hardware.set_foreign({card.id: "another plugin's pods have it"})
     with pytest.raises(RefusedError):
-        ledger.resource_claims.take(holder(B, device(card, 1)), [POD])
+        ledger.dra.take(owner(B, device(card, 1)), [POD])
     if why == "drained":
-        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])  # who has it keeps it
+        ledger.dra.take(owner(A, device(card, 0)), [POD])  # who has it keeps it
 
 
 def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
@@ -311,23 +305,23 @@ def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
     now = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
     again = reopened(journal, *now)
     with pytest.raises(RefusedError, match="also open to the pod that was given"):
-        again.resource_claims.take(holder(B, device(now[1], 0)), [POD])
+        again.dra.take(owner(B, device(now[1], 0)), [POD])
     assert B not in again.holders
 
 
 def test_the_end_of_a_claim_is_counted():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.resource_claims.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.resource_claims.end_holder(A)
+    ledger.dra.take(owner(A, device(card, 0), device(card, 1)), [POD])
+    ledger.dra.end_claim(A)
     assert ledger.ends["released"] == 2
 
 
 def test_a_claim_may_have_one_card_as_a_whole_and_a_region_of_another():
     one, two = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
     ledger, _ = make_ledger(one, two)
-    ledger.resource_claims.take(holder(A, device(one), device(two, 0)), [POD])
-    assert set(ledger.claims) == {device(one), device(two, 0)}
+    ledger.dra.take(owner(A, device(one), device(two, 0)), [POD])
+    assert set(ledger.allocations) == {device(one), device(two, 0)}
 
 
 @pytest.mark.parametrize(
@@ -345,7 +339,7 @@ def test_what_is_adopted_is_believed_less_and_never_more(before, after):
     if before is Condition.FAULTED:
         ledger.work.working([region])
         ledger.work.faulted(region, "it does not answer")
-    ledger.resource_claims.adopt_holder(holder(A, DeviceId(region)), [POD])
+    ledger.dra.adopt_claim(owner(A, DeviceId(region)), [POD])
     assert ledger.record(region).condition is after
 
 
@@ -353,39 +347,39 @@ def test_a_device_that_is_not_there_is_not_adopted():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(UnknownDeviceError):
-        ledger.resource_claims.adopt_holder(holder(A, DeviceId(f"{card.id}-p7")), [POD])
-    assert (ledger.claims, ledger.holders) == ({}, {})
+        ledger.dra.adopt_claim(owner(A, DeviceId(f"{card.id}-p7")), [POD])
+    assert (ledger.allocations, ledger.claim_owners) == ({}, {})
 
 
 def test_pods_of_a_claim_that_is_not_known_are_nobodys():
     ledger, journal = make_ledger(make_card())
-    ledger.resource_claims.join(A, [POD])
-    assert (ledger.holders, journal.snapshot.holders) == ({}, {})
+    ledger.dra.join(A, [POD])
+    assert (ledger.claim_owners, journal.snapshot.claim_owners) == ({}, {})
     assert not ledger.tenancies
 
 
 def test_what_a_claim_leaves_is_counted_as_released():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.resource_claims.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.resource_claims.leave(A, {device(card, 1)})
+    ledger.dra.take(owner(A, device(card, 0), device(card, 1)), [POD])
+    ledger.dra.leave(A, {device(card, 1)})
     assert ledger.ends["released"] == 1
 
 
 def test_poststops_of_the_other_doors_claims_are_none_of_a_claims():
-    """A node that changes its door: what may still come is not kept for whoever comes later."""
+    """A node that changes its api: what may still come is not kept for whoever comes later."""
     card = make_card()
     ledger, _ = make_ledger(card)
     one = device(card, 0)
-    ledger.commit(Change(strays={one: 2}))
-    ledger.resource_claims.take(holder(A, one), [POD])
-    assert one not in ledger.strays
+    ledger.commit(Change(pending_poststops={one: 2}))
+    ledger.dra.take(owner(A, one), [POD])
+    assert one not in ledger.pending_poststops
 
 
 def test_only_what_has_ended_is_forgotten():
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    ledger.resource_claims.forget_holder(A)
-    ledger.resource_claims.forget_holder(B)
-    assert set(ledger.holders) == {A}, "its devices are its own"
+    ledger.dra.forget_claim(A)
+    ledger.dra.forget_claim(B)
+    assert set(ledger.claim_owners) == {A}, "its devices are its own"

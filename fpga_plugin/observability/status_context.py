@@ -20,8 +20,8 @@ from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.observability.catalogue import Catalogue
 from fpga_plugin.observability.counters import Counters
 from fpga_plugin.observability.fresh import Fresh
-from fpga_plugin.observability.historian import Historian
-from fpga_plugin.observability.past import Past
+from fpga_plugin.observability.history_reader import HistoryReader
+from fpga_plugin.observability.history_writer import HistoryWriter
 from fpga_plugin.observability.refusals import Refusals
 from fpga_plugin.settings.settings import Settings
 
@@ -50,7 +50,7 @@ class Observer(ReportObserver, Protocol):
 
 
 @dataclass(slots=True)
-class Survey:
+class StatusContext:
     """A daemon as it is looked at; belongs to the event loop.
 
     Attributes:
@@ -61,7 +61,7 @@ class Survey:
         catalogue: what the store has.
         warnings: the last of each pod that was served.
         past: what happened, as the journal tells.
-        historian: writes that down; None while the plugin starts.
+        history_writer: writes that down; None while the plugin starts.
         phase: how far the start has come, until `plugin` is there.
         plugin: None while it starts.
         sandbox: what the process has taken from itself; empty: nothing, or not yet.
@@ -74,8 +74,8 @@ class Survey:
     refusals: Refusals = field(default_factory=Refusals, init=False)
     catalogue: Catalogue = field(default_factory=Catalogue, init=False)
     warnings: Refusals = field(default_factory=Refusals, init=False)
-    past: Past = field(init=False)
-    historian: Historian | None = field(default=None, init=False)
+    past: HistoryReader = field(init=False)
+    history_writer: HistoryWriter | None = field(default=None, init=False)
     phase: str = field(default="starting", init=False)
     plugin: "Plugin | None" = field(default=None, init=False)
     sandbox: tuple[Measure, ...] = field(default=(), init=False)
@@ -88,7 +88,7 @@ class Survey:
 
     def __post_init__(self) -> None:
         """Look where the settings say."""
-        self.past = Past(self.settings.state_dir, self.catalogue)
+        self.history = HistoryReader(self.settings.state_dir, self.catalogue)
 
     def called(  # noqa: PLR0917  # as CallObserver has it
         self,
@@ -105,8 +105,8 @@ class Survey:
             self.refusals.refused(
                 method, None, devices[:MAX_DEVICES], status=status.name, message=message
             )
-            if self.historian is not None:
-                self.historian.refused(None, devices, message)
+            if self.history_writer is not None:
+                self.history_writer.refused(None, devices, message)
         elif status is Status.OK and method in _GIVE:
             self.refusals.served(devices)
         if self.observer is not None:
@@ -115,8 +115,8 @@ class Survey:
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared (`Plugin`'s observer)."""
         self.counters.report(report, card_of(report.region))
-        if self.historian is not None:
-            self.historian.reported(report)
+        if self.history_writer is not None:
+            self.history_writer.reported(report)
         if self.observer is not None:
             self.observer.reported(report)
 
@@ -127,8 +127,8 @@ class Survey:
         self.counters.refused(error)
         if isinstance(error, NotFinishedError):
             return
-        if self.historian is not None:
-            self.historian.refused(identity.pod, devices, str(error), identity.claim)
+        if self.history_writer is not None:
+            self.history_writer.refused(identity.pod, devices, str(error), identity.claim)
         self.refusals.refused(
             "NodePrepareResources" if identity.claim else "PreStartContainer",
             identity.pod,

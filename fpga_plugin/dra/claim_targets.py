@@ -7,9 +7,9 @@ from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.requests.environment import container_requests
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest, Target, assign
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.claim import CALL_SECONDS, Allocated, ResourceClaim
-from fpga_plugin.dra.regionconfig import Wish, merged, within
+from fpga_plugin.dra.regionconfig import DeviceTarget, merged, within
 from fpga_plugin.errors import InvalidRequestError, NoSourceError, RefusedError
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import DeviceId, InterfaceId, RegionId
@@ -17,18 +17,18 @@ from fpga_plugin.kubernetes.names import PodName
 from fpga_plugin.kubernetes.pod import Pod
 
 
-class Wishes:
+class ClaimTargets:
     """Belongs to the event loop.
 
     Args:
         ledger: knows the cards.
-        wants: tells what variables mean.
+        targets: tells what variables mean.
         kubeconfig: path of a file with credentials; None: the pod's service account.
     """
 
-    def __init__(self, ledger: Ledger, wants: Wants, kubeconfig: str | None) -> None:
+    def __init__(self, ledger: Ledger, targets: Targets, kubeconfig: str | None) -> None:
         self._ledger = ledger
-        self._wants = wants
+        self._targets = targets
         self._kubeconfig = kubeconfig
 
     async def of(self, claim: ResourceClaim) -> dict[RegionId, FpgaRequest | None]:
@@ -39,12 +39,12 @@ class Wishes:
             NoSourceError: the pod cannot be read.
             FpgaPluginError: what is asked for makes no sense, or a card is gone.
         """
-        wishes = (
+        claim_targets = (
             {one.device: merged(claim.of(one, from_class=False)) for one in claim.devices}
             if claim.pod is None
             else None
         )
-        asked = {} if wishes is not None else await self._of_pod(claim)
+        asked = {} if claim_targets is not None else await self._of_pod(claim)
         found: dict[RegionId, FpgaRequest | None] = {}
         for one in claim.devices:
             regions = self._ledger.obstacles.regions_of(
@@ -52,12 +52,16 @@ class Wishes:
             )  # its card may have gone meanwhile
             interface = self._ledger.cards[card_of(one.device)].interface_id
             for region in regions:
-                wish = wishes[one.device] if wishes is not None else asked.get(region.id, Wish())
-                allowed = within(claim.of(one, from_class=True), wish, f"device {one.device}")
+                target = (
+                    claim_targets[one.device]
+                    if claim_targets is not None
+                    else asked.get(region.id, DeviceTarget())
+                )
+                allowed = within(claim.of(one, from_class=True), target, f"device {one.device}")
                 found[region.id] = _request(allowed, interface, one.device)
         return found
 
-    async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, Wish]:
+    async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, DeviceTarget]:
         """What the containers ask for in their environment that share the claim."""
         assert claim.pod is not None, "asked for only then"
         from fpga_plugin.kubernetes.apiserver.pods import ApiServer  # where needed
@@ -73,8 +77,8 @@ class Wishes:
 
     async def _shared(
         self, claim: ResourceClaim, pod: Pod, mapped: tuple[tuple[str, str], ...]
-    ) -> dict[RegionId, Wish]:
-        found: dict[RegionId, tuple[str, Wish]] = {}
+    ) -> dict[RegionId, DeviceTarget]:
+        found: dict[RegionId, tuple[str, DeviceTarget]] = {}
         containers, _ = container_requests(pod)
         for container in containers:
             names = {request for name, request in mapped if name == container.name}
@@ -91,17 +95,21 @@ class Wishes:
             )
             # Names of bitstreams become ids here, so that a class's pin is held against ids.
             env = {**container.unknown, **container.env}
-            requests = await self._wants.requests(identity, [one.device for one in devices], env)
+            requests = await self._targets.requests(identity, [one.device for one in devices], env)
             for region, request in assign(requests, self._targets(devices)).items():
-                wish = Wish() if request is None else Wish(request.file_id, request.settings)
-                other, before = found.setdefault(region, (container.name, wish))
-                if before != wish:
+                target = (
+                    DeviceTarget()
+                    if request is None
+                    else DeviceTarget(request.file_id, request.settings)
+                )
+                other, before = found.setdefault(region, (container.name, target))
+                if before != target:
                     raise RefusedError(
                         f"containers {other} and {container.name} share a device and ask for"
                         " different bitstreams: a claim is prepared once, before both",
                         hint="give each container a device of its own, or ask for the same",
                     )
-        return {region: wish for region, (_, wish) in found.items()}
+        return {region: target for region, (_, target) in found.items()}
 
     def _targets(self, devices: list[Allocated]) -> list[Target]:
         return [
@@ -115,14 +123,14 @@ class Wishes:
         ]
 
 
-def _request(wish: Wish, interface: InterfaceId, device: DeviceId) -> FpgaRequest | None:
-    if wish.bitstream is None:
-        if wish.settings != DriverSettings():
+def _request(target: DeviceTarget, interface: InterfaceId, device: DeviceId) -> FpgaRequest | None:
+    if target.bitstream is None:
+        if target.settings != DriverSettings():
             raise InvalidRequestError(
                 f"device {device}: driver parameters are given, and no bitstream",
                 hint="name the bitstream in RegionConfig",
             )
         return None
     return FpgaRequest(
-        suffix="", interface_id=interface, bitstream_id=wish.bitstream, settings=wish.settings
+        suffix="", interface_id=interface, bitstream_id=target.bitstream, settings=target.settings
     )

@@ -142,13 +142,13 @@ class Hardware:
         if card.clears_memory and all(
             region.id not in self._state.regions for region in card.regions
         ):
-            change.debts[card.id] = True
+            change.memory_clear_pending[card.id] = True
 
     def _first_sight(  # noqa: PLR0911  # a table: one return a row
         self, record: RegionRecord, observed: AfuId | None, blank: AfuId | None
     ) -> RegionRecord:
         dirty = replace(record, condition=Condition.DIRTY, afu_id=None)
-        owned = self._state.region_claim(record.region) is not None
+        owned = self._state.region_allocation(record.region) is not None
         match record.condition:
             case Condition.BLANK if observed is not None and observed == blank == record.afu_id:
                 return record
@@ -170,7 +170,7 @@ class Hardware:
                 return replace(dirty, reason="its AFU id differs from the journal's")
 
     def card_gone(self, card: CardId) -> None:
-        """A card is no longer there. Claims on it stay until kubelet ends them."""
+        """A card is no longer there. Allocations on it stay until kubelet ends them."""
         gone = self._state.cards.get(card)
         if gone is None:
             return
@@ -180,7 +180,7 @@ class Hardware:
         for region in gone.regions:
             self._went(step, region.id)
         if gone.clears_memory:
-            step.change.debts[card] = True
+            step.change.memory_clear_pending[card] = True
         try:
             step.commit()
         finally:
@@ -213,7 +213,7 @@ class Hardware:
             if before is None or (fault is not None and not fault.lifts(before)):
                 continue
             record = self._state.record(region.id)
-            free = self._state.region_claim(region.id) is None
+            free = self._state.region_allocation(region.id) is None
             # A poisoned port that answers again was rebound: worth another scrub.
             unsure = free and record.condition in CLEAN and before.stops_work
             if record.condition is Condition.FAULTED or unsure:
@@ -235,7 +235,7 @@ class Hardware:
         record = self._state.record(region)
         if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
             return True
-        return observed is None and self._state.region_claim(region) is not None
+        return observed is None and self._state.region_allocation(region) is not None
 
     def verify(
         self, card: CardId, observed: Mapping[RegionId, AfuId | None]
@@ -279,7 +279,7 @@ class Hardware:
             if (
                 card_of(record.region) == card
                 and by_hand
-                and not self._state.region_claim(record.region)
+                and not self._state.region_allocation(record.region)
             ):
                 change.regions[record.region] = replace(
                     record, condition=Condition.DIRTY, reason="an operator programmed it"

@@ -20,12 +20,12 @@ from ledger_support import MemoryJournal, tenancy, trouble
 from ledger_world import Plugin, Pod, Rack, make_boards
 from test_gate import poison
 
-from fpga_plugin.allocation.journal.records import Condition, Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.permission import Permission
-from fpga_plugin.cards.prepare import FormerOwnerRunsError, Plan
+from fpga_plugin.cards.prepare import Plan, TenancyActiveError
 from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
-from fpga_plugin.dra.life import ANSWER_SECONDS
+from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
     FpgaPluginError,
@@ -120,7 +120,7 @@ class ClaimScene(Scene):
             self.journal,
             scrub=ScrubPolicy.REQUIRED,
             recovery=self.recovery,
-            door={
+            api={
                 "mode": Mode.DRA,
                 "node_name": "node-a",
                 "cdi_dir": str(self.folder / "cdi"),
@@ -129,15 +129,15 @@ class ClaimScene(Scene):
         )
         self.plugin.loop._now = BEGIN
         self.ledger, self.operations = self.plugin.ledger, self.plugin.operations
-        door = self.plugin.door
-        assert door is not None
-        self.life, self.reconciler, self.files = door.life, door.reconciler, door._files
-        self.ends = door.life._ends
+        api = self.plugin.dra
+        assert api is not None
+        self.lifecycle, self.reconciler, self.files = api.lifecycle, api.reconciler, api._files
+        self.ends = api.lifecycle._ends
         server: Any = self.server
         permission: Any = self.policy
-        assert isinstance(self.life._permission, Permission), "the operator's policy is asked"
-        self.life._claims = self.reconciler._claims = server
-        self.life._permission = permission
+        assert isinstance(self.lifecycle._permission, Permission), "the operator's policy is asked"
+        self.lifecycle._claims = self.reconciler._claims = server
+        self.lifecycle._permission = permission
 
     def restart(self) -> None:
         """Another life of the plugin, as far as kubelet's record is not asked for."""
@@ -182,7 +182,7 @@ class ClaimScene(Scene):
     # kubelet's calls
 
     def prepare(self, uid: ClaimUid = A) -> "asyncio.Task[Any]":
-        return self.plugin.begin(self.life.prepare(ref(uid)))
+        return self.plugin.begin(self.lifecycle.prepare(ref(uid)))
 
     def prepared(self, uid: ClaimUid = A) -> Any:
         """A Prepare that succeeds."""
@@ -191,19 +191,17 @@ class ClaimScene(Scene):
         return task.result()
 
     def unprepare(self, uid: ClaimUid = A) -> "asyncio.Task[Any]":
-        return self.plugin.begin(self.life.unprepare(ref(uid)))
+        return self.plugin.begin(self.lifecycle.unprepare(ref(uid)))
 
     # what the reconciler reads in kubelet's record
 
     def recorded(self, uid: ClaimUid, *pods: str) -> None:
         """It names these pods of a claim, and no others."""
-        self.plugin.call(
-            lambda: self.ledger.resource_claims.part(uid, frozenset(map(PodUid, pods)))
-        )
+        self.plugin.call(lambda: self.ledger.dra.part(uid, frozenset(map(PodUid, pods))))
 
     def unrecorded(self, uid: ClaimUid = A) -> None:
         """It lacks a claim that has ended."""
-        assert self.ledger.holders[uid].ended, "else it would be taken for one that was lost"
+        assert self.ledger.claim_owners[uid].ended, "else it would be taken for one that was lost"
         self.plugin.begin(self.ends.forget(uid))
         self.plugin.work()
 
@@ -248,11 +246,11 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert answer.requests == ("fpga",)
     assert answer.device == region
     assert scene.afu(region) == AFU
-    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
     assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
-    assert scene.life.read(A) == scene.server.claims[A], "to say whose a later refusal is"
+    assert scene.lifecycle.read(A) == scene.server.claims[A], "to say whose a later refusal is"
 
 
 def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: ClaimScene) -> None:
@@ -265,7 +263,7 @@ def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: 
     scene.allocated(A, scene.regions[0], pods=("pod-1", "pod-2"))
     assert scene.prepared() == first
     assert (scene.rack.done, scene.touched) == ([], [])
-    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-2"}, (
+    assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-1", "pod-2"}, (
         "both are waited for at its end"
     )
 
@@ -318,7 +316,7 @@ def test_an_image_that_reads_as_another_one_is_not_prepared(scene: ClaimScene) -
     task = scene.prepare()
     scene.plugin.work()
     assert task.exception() is not None
-    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
     assert scene.file() == ""
 
 
@@ -331,7 +329,7 @@ def test_what_changes_under_the_last_look_is_not_prepared(scene: ClaimScene) -> 
     scene.rack.slot(region).afu = OTHER
     scene.plugin.work()
     assert not task.done()
-    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
     assert scene.file() == ""
     scene.pass_time(task.done)
     assert task.result()
@@ -345,7 +343,7 @@ def test_nothing_is_given_out_before_kubelets_record_was_read(scene: ClaimScene)
     task = scene.prepare()
     scene.plugin.work()
     assert not task.done()
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
     scene.plugin.call(scene.plugin.queue.sync)
     scene.pass_time(task.done)
     assert task.result()
@@ -431,7 +429,7 @@ def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
     scene.plugin.work()
     assert not task.done()
     assert doubted == [B]
-    assert scene.ledger.holder_of(DeviceId(region)).uid == B  # type: ignore[union-attr]
+    assert scene.ledger.claim_owner_of(DeviceId(region)).uid == B  # type: ignore[union-attr]
     ended = scene.unprepare(B)
     scene.pass_time(task.done)
     assert task.result()
@@ -458,9 +456,9 @@ def test_a_claim_that_ends_while_it_is_prepared_gets_nothing(
     ended.result()
     assert was_done or isinstance(task.exception(), RefusedError | NotFinishedError)
     assert scene.file() == ""
-    assert not scene.ledger.claims
-    assert all(one.ended for one in scene.ledger.holders.values())
-    assert scene.life.read(A) is None
+    assert not scene.ledger.allocations
+    assert all(one.ended for one in scene.ledger.claim_owners.values())
+    assert scene.lifecycle.read(A) is None
     assert scene.afu(region) == BLANK
     assert scene.ledger.record(region).condition is Condition.BLANK
 
@@ -474,8 +472,8 @@ def test_a_file_that_is_written_when_nobody_waits_any_more_does_not_outlive_its_
     task = scene.prepare()
     scene.until(
         lambda: (
-            scene.ledger.holders.get(A) is not None
-            and scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+            scene.ledger.claim_owners.get(A) is not None
+            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
         )
     )
     write = scene.plugin.jobs[-1]
@@ -500,14 +498,14 @@ def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
     task = scene.prepare()
     scene.until(
         lambda: (
-            A in scene.ledger.holders
-            and scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+            A in scene.ledger.claim_owners
+            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
         )
     )
     scene.pod("pod-1")
     scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
-    assert scene.ledger.holders[A].ended
+    assert scene.ledger.claim_owners[A].ended
     assert isinstance(task.exception(), NoSuchClaimError)
     assert scene.file() == ""
 
@@ -539,7 +537,7 @@ def test_the_end_of_earlier_work_does_not_hide_the_present_one_from_a_claims_end
     scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     assert isinstance(second.exception(), NoSuchClaimError)
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
     assert scene.file() == ""
     assert scene.afu(region) == BLANK
 
@@ -575,8 +573,8 @@ def test_a_card_that_goes_while_the_file_is_written_leaves_no_file(scene: ClaimS
     task = scene.prepare()
     scene.until(
         lambda: (
-            A in scene.ledger.holders
-            and scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+            A in scene.ledger.claim_owners
+            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
         )
     )
     scene.rack.boards[card_of(region)].present = False
@@ -607,7 +605,7 @@ def test_a_call_that_joins_an_earlier_ones_work_looks_at_the_claim_itself(
     scene.pass_time(second.done)
     (answer,) = second.result()
     assert answer.device == two
-    assert set(scene.ledger.claims) == {DeviceId(two)}
+    assert set(scene.ledger.allocations) == {DeviceId(two)}
     assert one not in scene.file()
 
 
@@ -641,7 +639,7 @@ def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_e
         assert scene.rack.done == []
         return
     scene.until(lambda: scene.file() == "")
-    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
     assert "claim withdrawn" in scene.logged
     assert scene.rack.done == []
     scene.plugin.work()
@@ -685,7 +683,7 @@ def test_what_a_claim_leaves_is_scrubbed_even_if_it_never_gets_its_new_devices(
     assert scene.afu(one) == BLANK
     assert scene.ledger.record(one).condition is Condition.BLANK
     assert scene.file(A) == ""
-    assert A not in scene.ledger.holders
+    assert A not in scene.ledger.claim_owners
 
 
 @pytest.mark.parametrize("change", ["device", "bitstream"])
@@ -703,10 +701,10 @@ def test_what_a_living_pod_of_the_claim_has_is_left_alone(scene: ClaimScene, cha
     assert not task.done()
     assert (scene.rack.done, scene.touched) == ([], [])
     assert scene.afu(one) == AFU
-    assert DeviceId(one) in scene.ledger.claims
+    assert DeviceId(one) in scene.ledger.allocations
     assert scene.ledger.record(one).condition is Condition.PROGRAMMED, "as it still is"
     scene.pass_time(task.done)
-    assert isinstance(task.exception(), FormerOwnerRunsError)
+    assert isinstance(task.exception(), TenancyActiveError)
     assert "pod-1" in str(task.exception())
 
 
@@ -719,7 +717,7 @@ def test_after_a_restart_another_device_is_another_allocation(scene: ClaimScene)
     scene.allocated(A, two)
     (answer,) = scene.prepared()
     assert answer.device == two
-    assert set(scene.ledger.claims) == {DeviceId(two)}
+    assert set(scene.ledger.allocations) == {DeviceId(two)}
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -742,7 +740,7 @@ def test_a_claim_that_ends_while_it_is_withdrawn_is_told_to_have_ended(
     scene.plugin.work()
     assert isinstance(task.exception(), NoSuchClaimError)
     assert "claim withdrawn" not in scene.logged
-    assert all(one.ended for one in scene.ledger.holders.values())
+    assert all(one.ended for one in scene.ledger.claim_owners.values())
 
 
 def test_an_adopted_claim_that_moves_on_leaves_no_file_of_what_it_had(scene: ClaimScene) -> None:
@@ -790,9 +788,9 @@ def test_after_a_restart_another_request_for_the_same_device_is_another_allocati
 def adopt(scene: ClaimScene, region: RegionId) -> None:
     """Kubelet's record shows a claim that the journal lost; its file is there."""
     device = DeviceId(region)
-    holder = Holder(A, "space", "claim-a", (device,), {device: ("fpga",)})
-    scene.plugin.call(lambda: scene.ledger.resource_claims.adopt_holder(holder, [PodUid("pod-1")]))
-    scene.files._cdi.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
+    owner = ClaimOwner(A, "space", "claim-a", (device,), {device: ("fpga",)})
+    scene.plugin.call(lambda: scene.ledger.dra.adopt_claim(owner, [PodUid("pod-1")]))
+    scene.files._cdi.write(scene.ledger.claim_owners[A], [scene.ledger.allocations[device]])
 
 
 def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -> None:
@@ -804,7 +802,7 @@ def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -
         scene.allocated(A, region, wants=wants)
         task = scene.prepare()
         scene.pass_time(task.done)
-        assert isinstance(task.exception(), FormerOwnerRunsError)
+        assert isinstance(task.exception(), TenancyActiveError)
     assert scene.file()
 
 
@@ -839,7 +837,7 @@ def test_while_the_api_server_is_away_it_is_asked_often_enough_and_given_up_at_o
     begin = scene.plugin.loop.time()
     task = scene.prepare()
     scene.plugin.work()
-    closed = scene.plugin.begin(scene.life.close())
+    closed = scene.plugin.begin(scene.lifecycle.close())
     scene.pass_time(closed.done)
     assert scene.plugin.loop.time() < begin + 1, "a process that ends does not wait for it"
     assert isinstance(task.exception(), NoSourceError)
@@ -851,7 +849,7 @@ def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
     doubted: list[object] = []
     scene.ends.doubted = doubted.append
     device = DeviceId(scene.regions[0])
-    scene.plugin.call(lambda: scene.ledger.allocations.allocate(REGIONS, [device]))
+    scene.plugin.call(lambda: scene.ledger.device_plugin.allocate(REGIONS, [device]))
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -870,7 +868,7 @@ def test_the_pod_that_comes_with_a_prepared_claim_is_one_of_its_users_before_it_
     task = scene.prepare()
     scene.plugin.work()
     assert not task.done()
-    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-2"}
+    assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-1", "pod-2"}
     assert scene.afu(scene.regions[0]) == AFU, "pod-2 runs with it"
 
 
@@ -892,15 +890,15 @@ def test_with_dra_nothing_of_the_device_plugin_api_is_made(make: Callable[..., C
     """Each would look at every change of the ledger, for nobody."""
     listeners = make().ledger._listeners
     told = {type(getattr(one, "__self__", one)).__name__ for one in listeners}
-    assert told >= {"ClaimLife", "ClaimFiles", "ClaimReconciler"}
-    assert not told & {"DeviceLists", "PreStarts", "Reconciler", "Owners", "ClaimService"}
+    assert told >= {"ClaimLifecycle", "ClaimFiles", "ClaimReconciler"}
+    assert not told & {"DeviceLists", "PreStarts", "Reconciler", "Owners", "DevicePluginService"}
 
 
 @pytest.mark.parametrize("instant", ["programming", "reading back"])
 def test_a_policy_that_changes_before_the_hand_over_is_the_one_that_counts(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch, instant: str
 ) -> None:
-    region, policy, preparer = scene.regions[0], scene.policy, scene.life._preparer
+    region, policy, preparer = scene.regions[0], scene.policy, scene.lifecycle._preparer
 
     async def deny(*_: object) -> None:
         raise NotPermittedError("namespace space may not have it")
@@ -923,7 +921,7 @@ def test_a_policy_that_changes_before_the_hand_over_is_the_one_that_counts(
     scene.pass_time(task.done)
     assert isinstance(task.exception(), NotPermittedError)
     assert scene.afu(region) == AFU, "it was programmed by then"
-    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
     assert scene.file() == ""
 
 
@@ -933,7 +931,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
     """The store is read in between: a rule for one kind of card must not be asked of another."""
     card = scene.ledger.cards[card_of(scene.regions[0])]
     other = replace(card, interface_id=OTHER_INTERFACE)
-    wishes, asked = scene.life._wishes.of, []
+    wishes, asked = scene.lifecycle._wishes.of, []
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
@@ -942,7 +940,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
             scene.ledger.hardware.card_found(other, {}, BLANK)
         return found
 
-    monkeypatch.setattr(scene.life._wishes, "of", meanwhile)
+    monkeypatch.setattr(scene.lifecycle._wishes, "of", meanwhile)
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -956,7 +954,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
 def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wishes = scene.life._wishes.of
+    wishes = scene.lifecycle._wishes.of
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
@@ -964,12 +962,12 @@ def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
         scene.ledger.resources.clear()
         return found
 
-    monkeypatch.setattr(scene.life._wishes, "of", meanwhile)
+    monkeypatch.setattr(scene.lifecycle._wishes, "of", meanwhile)
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
     assert isinstance(task.exception(), UnknownDeviceError)
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
 
 
 def test_what_a_claim_left_is_scrubbed_though_something_works_on_the_card(
@@ -997,7 +995,7 @@ def test_what_the_policy_refuses_gets_no_device(scene: ClaimScene) -> None:
     task = scene.prepare()
     scene.plugin.work()
     assert isinstance(task.exception(), NotPermittedError)
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
     assert not scene.rack.done
 
 
@@ -1008,7 +1006,7 @@ def test_a_card_that_is_gone_is_told_and_nothing_is_taken(scene: ClaimScene) -> 
     task = scene.prepare()
     scene.plugin.work()
     assert isinstance(task.exception(), FpgaPluginError)
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners
 
 
 def test_a_card_that_is_not_given_out_any_more_is_told_as_no_device(scene: ClaimScene) -> None:
@@ -1020,7 +1018,7 @@ def test_a_card_that_is_not_given_out_any_more_is_told_as_no_device(scene: Claim
     task = scene.prepare()
     scene.plugin.work()
     assert isinstance(task.exception(), UnknownDeviceError)
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
 
 
 # ------------------------------------------------------------------ unprepare
@@ -1036,11 +1034,11 @@ def test_unprepare_is_answered_when_the_region_is_clean(scene: ClaimScene) -> No
     task.result()
     assert scene.afu(region) == BLANK
     assert scene.file() == ""
-    assert not scene.ledger.claims
-    assert scene.life.read(A) is None
+    assert not scene.ledger.allocations
+    assert scene.lifecycle.read(A) is None
     assert "claim ended" in scene.logged
     scene.unrecorded()
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners
 
 
 def test_unprepare_is_answered_in_time_however_little_there_is(scene: ClaimScene) -> None:
@@ -1048,7 +1046,7 @@ def test_unprepare_is_answered_in_time_however_little_there_is(scene: ClaimScene
     scene.allocated(A, scene.regions[0])
     scene.prepared()
     scene.pod("pod-1")
-    scene.life.seconds = 0.5
+    scene.lifecycle.seconds = 0.5
     task = scene.unprepare()
     scene.pass_time(task.done)
     assert scene.plugin.loop.time() == pytest.approx(BEGIN + 0.5)
@@ -1085,15 +1083,15 @@ def test_unprepare_waits_for_a_pod_that_runs_and_tells_that_it_does(scene: Claim
     with pytest.raises(NotFinishedError, match=r"not scrubbed after 40 s.*`scrub waits`"):
         task.result()
     assert scene.rack.done == []
-    assert scene.ledger.holders[A].ended
+    assert scene.ledger.claim_owners[A].ended
     pod.running = False
     again = scene.unprepare()
     scene.unrecorded()
-    assert scene.ledger.holders, "not before its region is clean"
+    assert scene.ledger.claim_owners, "not before its region is clean"
     scene.pass_time(again.done)
     again.result()
     scene.unrecorded()
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners
 
 
 def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimScene) -> None:
@@ -1105,7 +1103,7 @@ def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimSce
     scene.plugin.work()
     task.result()
     scene.unrecorded()
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners
 
 
 def faulted(scene: ClaimScene) -> None:
@@ -1148,7 +1146,7 @@ def test_the_end_of_what_is_kept_back_is_answered_once_the_scheduler_knows(
         asked.append(scene.plugin.loop.time())
         await knows.wait()
 
-    scene.life.tell_scheduler = tell
+    scene.lifecycle.tell_scheduler = tell
     task = scene.unprepare()
     scene.pass_time(lambda: asked)
     scene.plugin.work()
@@ -1163,7 +1161,7 @@ def test_the_end_of_what_is_clean_waits_for_no_scheduler(scene: ClaimScene) -> N
     async def tell() -> None:
         pytest.fail("nothing is to be told")
 
-    scene.life.tell_scheduler = tell
+    scene.lifecycle.tell_scheduler = tell
     scene.allocated(A, scene.regions[0])
     scene.prepared()
     task = scene.unprepare()
@@ -1218,10 +1216,10 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
     async def blank(_: ResourceClaim) -> dict[RegionId, None]:
         return {region: None}
 
-    scene.life._wishes.of = blank  # type: ignore[assignment,method-assign]
+    scene.lifecycle._wishes.of = blank  # type: ignore[assignment,method-assign]
     (answer,) = scene.prepared()
     assert answer.requests == ("a", "b")
-    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-3"}
+    assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-3"}
 
 
 def test_a_neighbour_that_is_dirty_does_not_hold_up_the_end(scene: ClaimScene) -> None:
@@ -1237,7 +1235,7 @@ def test_a_neighbour_that_is_dirty_does_not_hold_up_the_end(scene: ClaimScene) -
     task.result()
     scene.unrecorded(A)
     scene.unrecorded(B)
-    assert set(scene.ledger.holders) == {B}
+    assert set(scene.ledger.claim_owners) == {B}
 
 
 def test_the_end_of_an_unknown_claim_is_nothing(scene: ClaimScene) -> None:
@@ -1245,16 +1243,16 @@ def test_the_end_of_an_unknown_claim_is_nothing(scene: ClaimScene) -> None:
     scene.plugin.work()
     task.result()
     assert "claim ended" not in scene.logged
-    assert scene.journal.snapshot.holders == {}
+    assert scene.journal.snapshot.claim_owners == {}
 
 
 def test_a_process_that_ends_waits_for_what_it_does_and_begins_nothing(scene: ClaimScene) -> None:
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
-    closed = scene.plugin.begin(scene.life.close())
+    closed = scene.plugin.begin(scene.lifecycle.close())
     assert not closed.done()
     scene.plugin.work()
     closed.result()
     assert task.exception() is not None
     assert not scene.rack.done
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations

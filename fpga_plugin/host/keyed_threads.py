@@ -1,4 +1,4 @@
-"""Threads for calls that may never return, such that they take nobody else's call with them.
+"""KeyedThreads for calls that may never return, such that they take nobody else's call with them.
 
 A read of a file system whose server is gone does not end, nor does one of a card that does not
 answer; no thread can be ended from outside. asyncio's own threads are shared by everybody, are as
@@ -7,7 +7,7 @@ something foreign, a store or a card, does it here:
 
 - each thread is used for one call, and the end of the process does not wait for it;
 - calls of one key (a file, a card) come one after the other, so a key that hangs takes one thread;
-- there is a limit on the threads of one `Threads`, and nobody waits longer than he said.
+- there is a limit on the threads of one `KeyedThreads`, and nobody waits longer than he said.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class _Call:
     ended: "asyncio.Future[None]"
 
 
-class Threads(Generic[K]):
+class KeyedThreads(Generic[K]):
     """Belongs to one event loop at a time."""
 
     def __init__(self, name: str, *, most: int | None = None) -> None:

@@ -10,9 +10,8 @@ from doubles.cards import AFU, device, make_card
 
 from fpga_plugin.allocation.journal.history import Entry, Event, Kind
 from fpga_plugin.ids import PodUid, RegionId
-from fpga_plugin.observability import past
 from fpga_plugin.observability.catalogue import Catalogue
-from fpga_plugin.observability.past import Past
+from fpga_plugin.observability.history_reader import HistoryReader
 
 CARD = make_card(1, nodes=(0, 1))
 R0, R1 = (RegionId(device(CARD, port)) for port in (0, 1))
@@ -48,7 +47,7 @@ class Table:
 def shown(monkeypatch):
     table = Table()
     monkeypatch.setattr(past, "latest", table.latest)
-    return table, Past("/state", cast("Catalogue", SimpleNamespace(name=lambda _afu: "")))
+    return table, HistoryReader("/state", cast("Catalogue", SimpleNamespace(name=lambda _afu: "")))
 
 
 def test_however_many_search_the_history_it_is_read_once_and_not_by_asyncios_threads(shown):

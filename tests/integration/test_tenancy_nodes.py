@@ -47,9 +47,12 @@ def run(node: Node, cgroups: Cgroups, device: str) -> None:
     node.kubelet.prestart(device, env=request())
 
 
-def debts(node: Node) -> list[str]:
+def memory_clear_pending(node: Node) -> list[str]:
     with sqlite3.connect(node.state_dir / "journal.sqlite3") as db:
-        return [card for (card,) in db.execute("SELECT key FROM journal WHERE kind = 'debts'")]
+        return [
+            card
+            for (card,) in db.execute("SELECT key FROM journal WHERE kind = 'memory_clear_pending'")
+        ]
 
 
 def lose_journal(node: Node) -> None:
@@ -146,7 +149,7 @@ def test_without_kubelets_copy_of_the_grant_the_owner_is_found_when_the_card_com
         node.plugin.until_logged("kubelet's records read")
         mark = node.plugin.mark
         node.plug(CARD_2)
-        node.plugin.until_logged("claim adopted", since=mark, device=B0, pod=A)
+        node.plugin.until_logged("allocation adopted", since=mark, device=B0, pod=A)
         node.kubelet.until_health(f"{CARD_2}-p1", HEALTHY)
         assert CARD_2 not in node.kubelet.listed(CARDS)
 
@@ -160,7 +163,7 @@ def test_the_node_of_an_owner_whose_card_is_away_is_not_given_out(cgroups: Cgrou
         lose_journal(node)
         node.plug(CARD_2)
         node.start()
-        node.plugin.until_logged("claim adopted", device=A0)
+        node.plugin.until_logged("allocation adopted", device=A0)
         assert node.state()[B0]["node"] == 0
         node.kubelet.until(REGIONS, {A0: UNHEALTHY, B0: UNHEALTHY})
         with pytest.raises(Refused, match="open to the pod"):
@@ -231,10 +234,10 @@ def test_the_memory_debt_stays_open_while_a_former_owner_runs(cgroups: Cgroups) 
         assert (told["card"], told["pod"]) == (CARD, A)
         node.kubelet.until_health(P1, HEALTHY)
         assert "clear memory" not in node.steps(P1, mark)
-        assert debts(node) == [CARD]
+        assert memory_clear_pending(node) == [CARD]
         assert node.afu(P0) == AFU
         cgroups.set(A)
         node.kubelet.until_health(CARD, HEALTHY, CARDS)
         assert "clear memory" in node.steps(P0, mark)
-        assert eventually(lambda: not debts(node))
+        assert eventually(lambda: not memory_clear_pending(node))
         assert node.afu(P0) == BLANK

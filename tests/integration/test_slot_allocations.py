@@ -1,4 +1,4 @@
-"""The life of a claim on an OFS card: its AFU is in functions that containers get through VFIO."""
+"""The life of an allocation on an OFS card: its AFU is in functions that containers get through VFIO."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ def drivers(node: Node) -> list[str]:
     return node.state()[P0]["functions"]
 
 
-def test_a_slots_claim_from_allocate_to_deallocate():
+def test_a_slots_allocation_from_allocate_to_deallocate():
     with node().up() as it:
         kubelet = it.kubelet
         kubelet.until(REGIONS, {P0: HEALTHY})
@@ -90,7 +90,7 @@ def test_a_whole_card_is_granted_with_its_slots_groups():
         assert it.afu(P0) == AFU
 
 
-def test_a_tenant_that_keeps_a_group_open_past_its_claim_keeps_the_slot_out_of_service():
+def test_a_tenant_that_keeps_a_group_open_past_its_allocation_keeps_the_slot_out_of_service():
     with node().up() as it:
         kubelet = it.kubelet
         kubelet.allocate(P0)
@@ -195,7 +195,7 @@ def test_virtual_functions_that_are_missing_are_told_with_the_command():
         assert plugin.stop() == 0
 
 
-def test_a_claim_on_a_card_that_cannot_be_served_hears_why_and_lives_on():
+def test_an_allocation_on_a_card_that_cannot_be_served_hears_why_and_lives_on():
     with node().up() as it:
         kubelet = it.kubelet
         kubelet.allocate(P0)

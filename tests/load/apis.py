@@ -1,4 +1,4 @@
-"""A node under load: kubelet, the plugin, and pods that come and go, on either door.
+"""A node under load: kubelet, the plugin, and pods that come and go, on either api.
 
 `DevicePluginNode` has the demo's kubelet double, extended or stock. `DraNode` has the double of
 the DRA tests, and an API server that keeps claims and ResourceSlices. The plugin is a program of
@@ -44,7 +44,7 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class Node:
-    """What both doors have.
+    """What both apis have.
 
     Args:
         cards: how many simulated ones.
@@ -149,7 +149,7 @@ class Node:
 
 
 class DevicePluginNode(Node):
-    """The device plugin's door."""
+    """The device plugin's api."""
 
     def __init__(self, cards: int, rng: random.Random, *, stock: bool) -> None:
         super().__init__(cards, rng)
@@ -231,7 +231,7 @@ class Kubelet(DraKubelet):
 
 
 class DraNode(Node):
-    """Dynamic Resource Allocation's door."""
+    """Dynamic Resource Allocation's api."""
 
     def __init__(self, cards: int, rng: random.Random) -> None:
         super().__init__(cards, rng)
@@ -324,7 +324,7 @@ def _words(text: object) -> str:
     return " ".join(word for word in str(text).split() if not any(map(str.isdigit, word)))[:160]
 
 
-DOORS = {
+APIS = {
     "extended": lambda cards, rng: DevicePluginNode(cards, rng, stock=False),
     "stock": lambda cards, rng: DevicePluginNode(cards, rng, stock=True),
     "dra": DraNode,

@@ -24,22 +24,22 @@ from typing import Final, TypeVar
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import Holder, Prepared
+from fpga_plugin.allocation.dra_steps import DeviceOwnedError, unknown_device
+from fpga_plugin.allocation.journal.records import ClaimOwner, Prepared
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
-from fpga_plugin.allocation.resource_claims import HeldError, unknown_device
 from fpga_plugin.cards.handover import last_look
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import FormerOwnerRunsError, Plan, Preparer, Want
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget, TenancyActiveError
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.cdi import device_id
-from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.claim_targets import ClaimTargets
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
-from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import (
     FpgaPluginError,
     NoSourceError,
@@ -64,7 +64,7 @@ KEPT_CLAIMS: Final = 256
 FIRST_RETRY, LAST_RETRY = 0.1, 2.0
 """Seconds between two looks at what has to pass."""
 
-_PASSING: Final = (NotFinishedError, NoSourceError, PortInUseError, FormerOwnerRunsError)
+_PASSING: Final = (NotFinishedError, NoSourceError, PortInUseError, TenancyActiveError)
 """What may be over before the call has to be answered."""
 
 
@@ -108,16 +108,16 @@ class _Work:
         return result
 
 
-class ClaimLife:
+class ClaimLifecycle:
     """Belongs to the event loop.
 
     Args:
         operations: has the ledger, and pods' cgroups.
         preparer: does the work on the regions.
-        wants: loads bitstreams.
+        targets: loads bitstreams.
         queue: where cards that have to be scrubbed are added.
         claims: reads claims.
-        wishes: tells what their regions are to become.
+        claim_targets: tells what their regions are to become.
         permission: the operator's policy.
         files: for the container runtime.
         ends: ends claims.
@@ -133,11 +133,11 @@ class ClaimLife:
         self,
         operations: CardOperations,
         preparer: Preparer,
-        wants: Wants,
+        targets: Targets,
         queue: CardQueue,
         *,
-        claims: Claims,
-        wishes: Wishes,
+        claims: ClaimReader,
+        claim_targets: ClaimTargets,
         permission: Permission,
         files: ClaimFiles,
         ends: ClaimEnds,
@@ -147,10 +147,10 @@ class ClaimLife:
         self._operations = operations
         self._ledger = operations.ledger
         self._preparer = preparer
-        self._wants = wants
+        self._targets = targets
         self._queue = queue
         self._claims = claims
-        self._wishes = wishes
+        self._claim_targets = claim_targets
         self._permission = permission
         self._files = files
         self._ends = ends
@@ -232,9 +232,9 @@ class ClaimLife:
                 late = loop.time() + FIRST_RETRY + wait >= deadline
                 if late or work.ended or not isinstance(error, _PASSING):
                     log.warning("claim not prepared", **ref.logged, error=str(error))
-                    raise self._wants.named(error) from error.__cause__
-                if isinstance(error, HeldError) and error.holder is not None:
-                    self._ends.doubted(error.holder)
+                    raise self._targets.named(error) from error.__cause__
+                if isinstance(error, DeviceOwnedError) and error.owner is not None:
+                    self._ends.doubted(error.owner)
             except Exception as error:
                 log.exception("preparation failed", **ref.logged)
                 raise FpgaPluginError(
@@ -251,38 +251,38 @@ class ClaimLife:
         if work.claim is None:
             work.claim = await work.still(self._claims.get(ref))
         claim = self._read[ref.uid] = work.claim
-        holder = self._holder(claim)
-        await self._withdraw_unless(claim, partial(_has_devices, holder))
+        owner = self._holder(claim)
+        await self._withdraw_unless(claim, partial(_has_devices, owner))
         if not self._queue.synced and not self._stands(ref.uid):
             raise NotFinishedError(
                 f"{ref}: kubelet's record of claims was not read yet",
                 hint="the plugin's log says what keeps it from reading it",
             )
         await self._leave_former(claim, work)
-        requests = await self._wishes.of(claim)
+        requests = await self._claim_targets.of(claim)
         await self._check_policy(ref, claim, requests)
-        wants = await self._wants.exactly(requests)
-        asked = {region: _prepared(requests[region], want) for region, want in wants.items()}
+        targets = await self._targets.exactly(requests)
+        asked = {region: _prepared(requests[region], target) for region, target in targets.items()}
         # The same for the next pod of a prepared claim: it may not be what the first one got.
         await work.still(self._withdraw_unless(claim, lambda had: had.prepared == asked))
         # Of pods that came without a call kubelet's record may not have been read yet.
-        ledger.resource_claims.join(ref.uid, claim.users)
+        ledger.dra.join(ref.uid, claim.users)
         if self._stands(ref.uid):
             return
         await work.still(self._check_users(ref))
-        ledger.resource_claims.take(holder, claim.users)
-        plan = Plan(ledger.lease(holder.devices), None, {**wants}, ledger.epoch)
+        ledger.dra.take(owner, claim.users)
+        plan = Plan(ledger.lease(owner.devices), None, {**targets}, ledger.kubelet_instance)
         records = await self._preparer.prepare(plan)
         permitted = partial(self._check_policy, ref, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)
         self._preparer.check_result(plan, records, observed)
-        ledger.resource_claims.prepared(ref.uid, asked)
+        ledger.dra.prepared(ref.uid, asked)
         log.info(
             "claim prepared",
             **ref.logged,
-            devices=holder.devices,
+            devices=owner.devices,
             requests=sorted({one.request for one in claim.devices}),
-            pods=sorted(ledger.pods_of(holder.devices)),
+            pods=sorted(ledger.pods_of(owner.devices)),
             bitstreams={
                 region: None if one is None else one.bitstream_id
                 for region, one in requests.items()
@@ -291,34 +291,36 @@ class ClaimLife:
 
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         """The claim's file, and what kubelet is told."""
-        holder = await self._files.settle(ref.uid, anew=True)
-        if holder is None:
-            known = self._ledger.holders.get(ref.uid)
+        owner = await self._files.settle(ref.uid, anew=True)
+        if owner is None:
+            known = self._ledger.claim_owners.get(ref.uid)
             if known is None or known.ended:
                 raise _ended(ref)
             raise NotFinishedError(
-                f"{ref}: {self._ledger.resource_claims.fallen(known) or 'it was allocated again'}",
+                f"{ref}: {self._ledger.dra.preparation_error(known) or 'it was allocated again'}",
                 hint="it changed after it was prepared; kubelet asks again",
             )
         return tuple(
             PreparedDevice(
-                holder.requests.get(device, ()),
+                owner.requests.get(device, ()),
                 device,
                 (
-                    device_id(holder, device),
-                    *self._cdi_devices.of(Resource.parse(self._ledger.claims[device].resource)),
+                    device_id(owner, device),
+                    *self._cdi_devices.of(
+                        Resource.parse(self._ledger.allocations[device].resource)
+                    ),
                 ),
             )
-            for device in holder.devices
+            for device in owner.devices
         )
 
-    def _holder(self, claim: ResourceClaim) -> Holder:
+    def _holder(self, claim: ResourceClaim) -> ClaimOwner:
         """A claim as it is allocated now."""
         requests: dict[DeviceId, dict[str, None]] = {}
         for one in claim.devices:
             requests.setdefault(one.device, {})[one.request] = None
         uid = claim.ref.uid
-        return Holder(
+        return ClaimOwner(
             uid=uid,
             namespace=claim.ref.namespace,
             name=claim.ref.name,
@@ -331,18 +333,20 @@ class ClaimLife:
     def _stands(self, uid: ClaimUid) -> bool:
         """Whether what was prepared for a claim in this boot still is as it was left."""
         ledger = self._ledger
-        holder = ledger.holders.get(uid)
+        owner = ledger.claim_owners.get(uid)
         return (
-            holder is not None
-            and not ledger.resource_claims.fallen(holder)
+            owner is not None
+            and not ledger.dra.preparation_error(owner)
             and not any(
                 ledger.obstacles.first(region, Stops.START)
-                for device in holder.devices
-                for region in ledger.claims[device].grants
+                for device in owner.devices
+                for region in ledger.allocations[device].grants
             )
         )
 
-    async def _withdraw_unless(self, claim: ResourceClaim, same: Callable[[Holder], bool]) -> None:
+    async def _withdraw_unless(
+        self, claim: ResourceClaim, same: Callable[[ClaimOwner], bool]
+    ) -> None:
         """See that what was prepared for a claim is what it asks for now; else nothing starts.
 
         What is not known counts as different.
@@ -351,15 +355,11 @@ class ClaimLife:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        holder = self._ledger.holders.get(claim.ref.uid)
-        if (
-            holder is not None
-            and self._ledger.resource_claims.is_prepared(holder)
-            and not same(holder)
-        ):
+        owner = self._ledger.claim_owners.get(claim.ref.uid)
+        if owner is not None and self._ledger.dra.is_prepared(owner) and not same(owner):
             devices = dict.fromkeys(one.device for one in claim.devices)
             why = f"it asks for something else now, on {', '.join(devices)}"
-            await self._files.withdraw(holder, why)
+            await self._files.withdraw(owner, why)
 
     async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
         """Let go of devices that the claim is no longer allocated, whether it gets its new ones.
@@ -368,18 +368,18 @@ class ClaimLife:
         be prepared: two claims that swap devices, for each other.
 
         Raises:
-            FormerOwnerRunsError: a pod of the claim runs.
+            TenancyActiveError: a pod of the claim runs.
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
         uid, now = claim.ref.uid, {one.device for one in claim.devices}
-        if not self._ledger.resource_claims.left_behind(uid, now):
+        if not self._ledger.dra.left_behind(uid, now):
             return
         # One that was adopted has its file still.
-        await self._files.remove(uid, self._ledger.holders[uid])
+        await self._files.remove(uid, self._ledger.claim_owners[uid])
         await work.still(self._check_users(claim.ref))
-        left = self._ledger.resource_claims.left_behind(uid, now)
-        for card in self._ledger.resource_claims.leave(uid, now):
+        left = self._ledger.dra.left_behind(uid, now)
+        for card in self._ledger.dra.leave(uid, now):
             self._queue.add(card)
         log.info("claim left devices", **claim.ref.logged, devices=list(left))
 
@@ -407,11 +407,11 @@ class ClaimLife:
             regions = [
                 region.id for one in devices for region in self._ledger.obstacles.regions_of(one)
             ]
-            asked = dict.fromkeys(wish for region in regions if (wish := requests[region]))
+            asked = dict.fromkeys(target for region in regions if (target := requests[region]))
             of = self._ledger.naming.named_resource(resource)
             interface = of.interface_id
             # A request for another interface id would be none of the policy's questions.
-            if any(wish.interface_id != interface for wish in asked):
+            if any(target.interface_id != interface for target in asked):
                 raise NotFinishedError(
                     f"{ref}: the card of {', '.join(devices)} has the interface id {interface} now",
                     hint="it is tried again with that",
@@ -422,11 +422,11 @@ class ClaimLife:
         """What is not as it was prepared is not prepared anew under those who use it.
 
         Raises:
-            FormerOwnerRunsError: a pod of the claim runs.
+            TenancyActiveError: a pod of the claim runs.
         """
-        users = self._ledger.resource_claims.tenancies_of_holder(ref.uid)
+        users = self._ledger.dra.tenancies_of_claim(ref.uid)
         if (one := await self._operations.living(users)) is not None:
-            raise FormerOwnerRunsError(
+            raise TenancyActiveError(
                 f"{ref}: pod {one.pod} runs with it, and its devices are not as they were prepared",
                 hint="delete the pods that use the claim",
             )
@@ -440,7 +440,7 @@ class ClaimLife:
             FpgaPluginError: not yet.
         """
         ledger, ends = self._ledger, self._ends
-        unknown = ref.uid not in ledger.holders
+        unknown = ref.uid not in ledger.claim_owners
         if unknown and not self._queue.synced and ledger.unreconciled & ledger.cards.keys():
             raise NotFinishedError(
                 f"{ref}: the journal lacks it, and kubelet's record of claims was not read yet",
@@ -472,19 +472,19 @@ class ClaimLife:
             await asyncio.wait([work.task for work in works])
 
 
-def _has_devices(now: Holder, had: Holder) -> bool:
+def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
     """Whether a claim has the devices that it had, for the same requests."""
     return {**had.requests} == {**now.requests} and set(had.devices) == set(now.devices)
 
 
-def _prepared(request: FpgaRequest | None, want: Want | None) -> Prepared:
+def _prepared(request: FpgaRequest | None, target: ProgramTarget | None) -> Prepared:
     """What is kept of a region that a claim asks for."""
-    if request is None or want is None:
+    if request is None or target is None:
         return Prepared()
     return Prepared(
         request.interface_id,
-        want.bitstream.bitstream_id,
-        want.afu_id,
+        target.bitstream.bitstream_id,
+        target.afu_id,
         request.settings.clock,
         request.settings.debug,
     )

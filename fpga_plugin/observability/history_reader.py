@@ -17,7 +17,7 @@ from typing import Final
 
 from fpga_plugin.allocation.journal.history import Entry, Kind, latest
 from fpga_plugin.allocation.journal.journal import JOURNAL_FILE
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.observability.catalogue import Catalogue
 from fpga_plugin.observability.schema import EventView
 from fpga_plugin.observability.selection import MAX_WORDS
@@ -35,7 +35,7 @@ LATE: Final = 10.0
 """Seconds after which a reading is given up, and nothing is shown."""
 
 
-class Past:
+class HistoryReader:
     """Belongs to the event loop; reads beside the journal's own connection.
 
     Args:
@@ -46,7 +46,7 @@ class Past:
     def __init__(self, state_dir: str, catalogue: Catalogue) -> None:
         self._path = os.path.join(state_dir, JOURNAL_FILE)
         self._catalogue = catalogue
-        self._threads: Threads[str] = Threads("history", most=1)
+        self._threads: KeyedThreads[str] = KeyedThreads("history", most=1)
         self._turn = asyncio.Lock()
         self._kept: Sequence[Entry] | None = None
         self._used: Mapping[str, float] = {}

@@ -6,8 +6,8 @@ from typing import Final
 
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
+    Allocation,
     Change,
-    Claim,
     Condition,
     RegionRecord,
     Tenancy,
@@ -33,7 +33,7 @@ class Begun:
     """How a region was when work on it began, to tell what came between.
 
     Attributes:
-        generation: of the claim that covered it; 0 without one.
+        generation: of the allocation that covered it; 0 without one.
         left: tenancies that were over by kubelet's word.
     """
 
@@ -60,9 +60,9 @@ class Work:
         for region in regions:
             record = self._state.record(region)
             if record.condition is not Condition.SCRUBBING:
-                claim = self._state.region_claim(region)
+                allocation = self._state.region_allocation(region)
                 left = frozenset(one.key for one in self._state.tenancies.left(region))
-                begun[region] = Begun(0 if claim is None else claim.generation, left)
+                begun[region] = Begun(0 if allocation is None else allocation.number, left)
         step = Step(self._state)
         step.mark(begun, Condition.SCRUBBING)
         if image is not None:
@@ -103,7 +103,7 @@ class Work:
                 for region in (present.regions if present is not None else ())
                 if self._state.record(region.id).condition is Condition.FAULTED
                 and ((fault := self._state.failing.get(region.id)) is None or not fault.stops_work)
-                and self._state.region_claim(region.id) is None
+                and self._state.region_allocation(region.id) is None
             ],
             reason,
         )
@@ -124,11 +124,11 @@ class Work:
         step = Step(self._state)
         step.mark([region], condition, "", afu_id)
         if scrubbed:
-            claim = self._state.region_claim(region)
-            step.end(self._done_with(region, claim))
+            allocation = self._state.region_allocation(region)
+            step.end(self._done_with(region, allocation))
             # A container that began without a PreStart may have the region in spite of the scrub.
-            if claim is not None and not claim.exposed:
-                for one in self._state.tenancies.users(claim):
+            if allocation is not None and not allocation.missed_prestart:
+                for one in self._state.tenancies.users(allocation):
                     if one.region == region and one.used and not one.left:
                         step.change.tenancies[one.key] = replace(one, used=False)
         if blank:
@@ -146,29 +146,29 @@ class Work:
         """
         record = self._state.record(region)
         begun = self._check_undisturbed(record)
-        claim = self._state.region_claim(region)
-        if claim is None or claim.generation != begun.generation:
+        allocation = self._state.region_allocation(region)
+        if allocation is None or allocation.number != begun.number:
             raise _disturbed(region, "its owner left")
         step = Step(self._state)
         step.mark([region], Condition.PROGRAMMED, "", afu_id)
-        step.end(self._done_with(region, claim))
+        step.end(self._done_with(region, allocation))
         step.commit()
 
-    def _done_with(self, region: RegionId, claim: Claim | None) -> list[Tenancy]:
+    def _done_with(self, region: RegionId, allocation: Allocation | None) -> list[Tenancy]:
         """Tenancies that are over with a region's scrub: their pods are gone.
 
         But for the present owner's pod: what it had before it has still. Nodes and their numbers
         that it has again are in its hands by its present tenancy; others may be another region's by
         now.
         """
-        if claim is None or claim.pod is None:
+        if allocation is None or allocation.pod is None:
             return self._state.tenancies.left(region)
-        users = self._state.tenancies.users(claim)
+        users = self._state.tenancies.users(allocation)
         ways = {way for one in users if one.region == region for way in one.ways}
         return [
             one
             for one in self._state.tenancies.left(region)
-            if one.pod != claim.pod or ways.issuperset(one.ways)
+            if one.pod != allocation.pod or ways.issuperset(one.ways)
         ]
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
@@ -183,7 +183,7 @@ class Work:
         self._check_undisturbed(record)
         if (
             card_of(region) not in self._state.drained
-            or self._state.region_claim(region) is not None
+            or self._state.region_allocation(region) is not None
         ):
             raise _disturbed(region, "its card is in service again")
         step = Step(self._state)
@@ -193,15 +193,15 @@ class Work:
 
     def note_failure(self, region: RegionId, failure: str) -> None:
         """What a pod's status says of the containers that have a region; empty: none failed."""
-        failure, debug = _writable(failure), self._state.debugs.get(region)
+        failure, debug = _writable(failure), self._state.debug_holds.get(region)
         if debug is not None and debug.failure != failure:
-            self._state.commit(Change(debugs={region: replace(debug, failure=failure)}))
+            self._state.commit(Change(debug_holds={region: replace(debug, failure=failure)}))
 
     def keep(self, region: RegionId, until: float) -> None:
         """Keep a region that nobody owns as it is; `until` is of the boot clock."""
-        debug = self._state.debugs[region]
+        debug = self._state.debug_holds[region]
         if debug.until != until:
-            self._state.commit(Change(debugs={region: replace(debug, until=until)}))
+            self._state.commit(Change(debug_holds={region: replace(debug, until=until)}))
 
     def end_debug(self, regions: Iterable[RegionId]) -> None:
         """These regions are no longer kept, nor to be: the next scrub makes them clean."""
@@ -217,10 +217,10 @@ class Work:
             raise _disturbed(record.region, "an owner left")
         return begun
 
-    def set_debt(self, card: CardId, *, open_: bool) -> None:
+    def set_memory_clear_pending(self, card: CardId, *, open_: bool) -> None:
         """Whether on-card memory may still hold a former tenant's data."""
-        if (card in self._state.debts) != open_:
-            self._state.commit(Change(debts={card: open_}))
+        if (card in self._state.memory_clear_pending) != open_:
+            self._state.commit(Change(memory_clear_pending={card: open_}))
 
 
 def _writable(text: str) -> str:

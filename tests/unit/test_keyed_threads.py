@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 
 SOON = 0.05
 LONG = 20.0
@@ -40,7 +40,7 @@ def run(story):
 
 def test_a_call_gives_what_the_function_gave_or_raised():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         assert await threads.run("a", lambda: 7, seconds=LONG) == 7
         with pytest.raises(ZeroDivisionError):
             await threads.run("a", lambda: 1 // 0, seconds=LONG)
@@ -50,7 +50,7 @@ def test_a_call_gives_what_the_function_gave_or_raised():
 
 def test_a_key_that_hangs_takes_one_thread_however_often_it_is_asked_for():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         with hung() as call:
             for _ in range(5):
                 with pytest.raises(LateError) as late:
@@ -67,7 +67,7 @@ def test_a_key_that_hangs_takes_one_thread_however_often_it_is_asked_for():
 
 def test_a_call_of_a_key_that_is_late_already_fails_at_once_unless_it_says_how_long_it_waits():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         loop = asyncio.get_running_loop()
         with hung() as call:
             with pytest.raises(LateError):
@@ -86,7 +86,7 @@ def test_a_call_of_a_key_that_is_late_already_fails_at_once_unless_it_says_how_l
 
 def test_a_call_that_waits_for_another_of_its_key_makes_its_own_call_then():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         with hung() as call:
             first = asyncio.create_task(threads.run("a", call, seconds=LONG))
             await asyncio.sleep(0)
@@ -103,7 +103,7 @@ def test_a_call_that_comes_at_the_very_end_of_a_late_one_does_not_stop_the_loop(
     outcomes = []
 
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         loop = asyncio.get_running_loop()
         tell = loop.call_soon_threadsafe
 
@@ -139,7 +139,7 @@ def test_a_call_that_comes_at_the_very_end_of_a_late_one_does_not_stop_the_loop(
 
 def test_where_all_threads_hang_a_call_names_their_keys_and_the_next_goes_on_when_one_ends():
     async def story():
-        threads = Threads("t", most=2)
+        threads = KeyedThreads("t", most=2)
         with hung() as one, hung() as two:
             for key, call in (("a", one), ("b", two)):
                 with pytest.raises(LateError):
@@ -155,7 +155,7 @@ def test_where_all_threads_hang_a_call_names_their_keys_and_the_next_goes_on_whe
 
 def test_a_call_that_spares_threads_leaves_them_to_others():
     async def story():
-        threads = Threads("t", most=3)
+        threads = KeyedThreads("t", most=3)
         with hung() as call:
             with pytest.raises(LateError):
                 await threads.run("a", call, seconds=SOON, spare=2)
@@ -168,7 +168,7 @@ def test_a_call_that_spares_threads_leaves_them_to_others():
 
 def test_a_caller_who_is_cancelled_leaves_the_thread_its_key():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         with hung() as call:
             task = asyncio.create_task(threads.run("a", call, seconds=LONG))
             await asyncio.sleep(SOON)
@@ -183,7 +183,7 @@ def test_a_caller_who_is_cancelled_leaves_the_thread_its_key():
 
 def test_many_keys_are_read_in_one_thread_and_one_that_hangs_holds_up_no_other():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         with hung() as call:
             used = set()
 
@@ -208,7 +208,7 @@ def test_many_keys_are_read_in_one_thread_and_one_that_hangs_holds_up_no_other()
 
 def test_a_key_that_somebody_else_reads_at_the_moment_is_left_out_and_not_late():
     async def story():
-        threads = Threads("t")
+        threads = KeyedThreads("t")
         with hung() as call:
             reading = asyncio.create_task(threads.run(1, call, seconds=LONG))
             await asyncio.sleep(0)
@@ -222,7 +222,7 @@ def test_a_key_that_somebody_else_reads_at_the_moment_is_left_out_and_not_late()
 def test_what_a_function_raises_for_one_of_many_keys_is_raised():
     async def story():
         with pytest.raises(ZeroDivisionError):
-            await Threads("t").each([1, 0], lambda key: 1 // key, seconds=LONG)
+            await KeyedThreads("t").each([1, 0], lambda key: 1 // key, seconds=LONG)
 
     run(story)
 
@@ -230,11 +230,11 @@ def test_what_a_function_raises_for_one_of_many_keys_is_raised():
 def test_the_end_of_the_process_waits_for_no_thread():
     program = """
 import asyncio, threading
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import LateError, KeyedThreads
 
 async def story():
     try:
-        await Threads("t").run("a", threading.Event().wait, seconds=0.05)
+        await KeyedThreads("t").run("a", threading.Event().wait, seconds=0.05)
     except LateError:
         print("late")
 

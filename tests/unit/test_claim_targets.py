@@ -62,8 +62,8 @@ def scene(make: Callable[..., ClaimScene], monkeypatch: pytest.MonkeyPatch) -> C
     return make()
 
 
-def wishes(scene: ClaimScene, claim: ResourceClaim) -> dict[RegionId, Any]:
-    task = scene.plugin.begin(scene.life._wishes.of(claim))
+def claim_targets(scene: ClaimScene, claim: ResourceClaim) -> dict[RegionId, Any]:
+    task = scene.plugin.begin(scene.lifecycle._claim_targets.of(claim))
     scene.plugin.work()
     return task.result()
 
@@ -71,7 +71,7 @@ def wishes(scene: ClaimScene, claim: ResourceClaim) -> dict[RegionId, Any]:
 def images(scene: ClaimScene, claim: ResourceClaim) -> dict[RegionId, str | None]:
     return {
         region: None if one is None else one.bitstream_id
-        for region, one in wishes(scene, claim).items()
+        for region, one in claim_targets(scene, claim).items()
     }
 
 
@@ -93,7 +93,7 @@ def test_each_device_becomes_what_its_request_asks_for(scene: ClaimScene) -> Non
             config(requests=("third",), bitstream=BitstreamId(OTHER), clock=200),
         ),
     )
-    found = wishes(scene, claim)
+    found = claim_targets(scene, claim)
     assert {region: one and one.bitstream_id for region, one in found.items()} == {
         one: AFU,
         two: None,
@@ -107,19 +107,19 @@ def test_each_device_becomes_what_its_request_asks_for(scene: ClaimScene) -> Non
 def test_what_a_class_pins_holds_for_the_devices_of_its_request(scene: ClaimScene) -> None:
     one, two = scene.regions[:2]
     claim = replace(
-        scene.allocated(A, one, two, wants=None),
+        scene.allocated(A, one, two, targets=None),
         configs=(config(of_class=True, requests=("fpga",), bitstream=BitstreamId(AFU)),),
     )
     assert images(scene, claim) == {one: AFU, two: AFU}
     asked = (*claim.configs, config(bitstream=BitstreamId(OTHER)))
     with pytest.raises(NotPermittedError, match="pins"):
-        wishes(scene, replace(claim, configs=asked))
+        claim_targets(scene, replace(claim, configs=asked))
 
 
 def test_parameters_without_a_bitstream_are_refused(scene: ClaimScene) -> None:
     claim = replace(scene.allocated(A, scene.regions[0]), configs=(config(clock=200),))
     with pytest.raises(InvalidRequestError, match="no bitstream"):
-        wishes(scene, claim)
+        claim_targets(scene, claim)
 
 
 # ------------------------------------------------------------------ a pod's extended resources
@@ -142,7 +142,7 @@ def extended(
 ) -> ResourceClaim:
     """A pod that asked for extended resources, and the claim that stands for them."""
     claim = replace(
-        scene.allocated(A, *devices.values(), wants=None),
+        scene.allocated(A, *devices.values(), targets=None),
         devices=tuple(Allocated(name, name, DeviceId(one)) for name, one in devices.items()),
         pod=POD,
     )
@@ -189,7 +189,7 @@ def test_containers_that_share_a_device_have_to_ask_for_the_same(scene: ClaimSce
             init=(Container("first", asked),),
         )
         with pytest.raises(RefusedError, match="first and main share a device"):
-            wishes(scene, other)
+            claim_targets(scene, other)
 
 
 def test_a_class_bounds_what_a_container_asks_for(scene: ClaimScene) -> None:
@@ -197,7 +197,7 @@ def test_a_class_bounds_what_a_container_asks_for(scene: ClaimScene) -> None:
     claim = extended(scene, {"r-0": one}, (("main", "r-0"),), Container("main", env(OTHER)))
     pinned = replace(claim, configs=(config(of_class=True, bitstream=BitstreamId(AFU)),))
     with pytest.raises(NotPermittedError, match="pins"):
-        wishes(scene, pinned)
+        claim_targets(scene, pinned)
     of_claim = replace(claim, configs=(config(bitstream=BitstreamId(AFU)),))
     assert images(scene, of_claim) == {one: OTHER}, "such a claim has no config of its own"
 
@@ -217,7 +217,7 @@ def test_a_pod_that_does_not_say_yet_which_container_has_what_is_waited_for(
         case _:
             Server.mapped = ExtendedClaim("another", (("main", "r-0"),))
     with pytest.raises(NoSourceError):
-        wishes(scene, claim)
+        claim_targets(scene, claim)
 
 
 def test_a_container_whose_variables_make_no_sense_is_refused_if_it_has_a_device(
@@ -230,11 +230,11 @@ def test_a_container_whose_variables_make_no_sense_is_refused_if_it_has_a_device
     assert images(scene, claim) == {one: AFU}
     claim = extended(scene, {"r-0": one}, (("side", "r-0"),), good, wrong)
     with pytest.raises(FpgaPluginError, match="FPGA_REGION_0"):
-        wishes(scene, claim)
+        claim_targets(scene, claim)
 
 
 def test_a_variable_that_means_nothing_is_told_of_the_pod_that_has_it(scene: ClaimScene) -> None:
-    """As by the other door: its container gets a blank FPGA, which is not what somebody meant."""
+    """As by the other api: its container gets a blank FPGA, which is not what somebody meant."""
     one = scene.regions[0]
     typo = Container("main", (*env(AFU), Variable("FPGA_BITSTREEM_ID_1", OTHER)))
     claim = extended(scene, {"r-0": one}, (("main", "r-0"),), typo)
@@ -246,7 +246,7 @@ def test_a_variable_that_means_nothing_is_told_of_the_pod_that_has_it(scene: Cla
 
 
 def test_a_container_with_such_a_variable_is_refused_where_none_may_be(scene: ClaimScene) -> None:
-    scene.life._wishes._wants._unknown = UnknownVariables.REFUSE
+    scene.lifecycle._claim_targets._targets._unknown = UnknownVariables.REFUSE
     typo = Container("side", (Variable("FPGA_BITSTREEM_ID_1", OTHER),))
     good = Container("main", env(AFU))
     one = scene.regions[0]
@@ -254,4 +254,4 @@ def test_a_container_with_such_a_variable_is_refused_where_none_may_be(scene: Cl
     assert images(scene, claim) == {one: AFU}, "that container has no FPGA"
     claim = extended(scene, {"r-0": one}, (("side", "r-0"),), good, typo)
     with pytest.raises(InvalidRequestError, match=r"mean nothing.*FPGA_BITSTREEM_ID_1"):
-        wishes(scene, claim)
+        claim_targets(scene, claim)

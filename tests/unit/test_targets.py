@@ -13,13 +13,13 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX
 from ledger_scene import Scene
 from ledger_world import AFUS, Pod, env_for
 
-from fpga_plugin.allocation.journal.records import Debug
+from fpga_plugin.allocation.journal.records import DebugHold
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.parse import FpgaRequest
-from fpga_plugin.cards.prepare import Kept, Want
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.prepare import FunctionTarget, ProgramTarget
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.errors import CardGoneError, InvalidRequestError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, RegionId
@@ -35,8 +35,8 @@ def scene(make) -> Scene:
     return scene
 
 
-def wants_of(scene: Scene) -> Wants:
-    return scene.plugin.claims._prestarts._wants
+def wants_of(scene: Scene) -> Targets:
+    return scene.plugin.calls._prestarts._targets
 
 
 def asks(afu: str = AFU, **settings: int) -> FpgaRequest:
@@ -105,7 +105,7 @@ def test_a_clock_is_held_against_the_image_before_anything_is_done(scene: Scene)
     scene.plugin.work()
     wanted = task.result()
     assert wanted[other] is None
-    assert isinstance(wanted[region], Want)
+    assert isinstance(wanted[region], ProgramTarget)
     assert wanted[region].settings == DriverSettings(clock=150)
 
 
@@ -115,7 +115,7 @@ def test_a_card_is_asked_for_its_limits_only_for_a_request_with_parameters(scene
     with mock.patch.object(type(scene.rack), "clock_limits", side_effect=OSError):
         task = exactly(scene, {region: asks()})
         scene.plugin.work()
-        assert isinstance(task.result()[region], Want)
+        assert isinstance(task.result()[region], ProgramTarget)
 
 
 # ------------------------------------------------------------------ preprogrammed functions
@@ -128,7 +128,7 @@ def test_a_functions_driver_parameters_hold_and_have_the_cards_limits(make):
     card = scene.rack.boards[card_of(first)].card
     resource = function_name(PREFIX, card, BLANK)
     devices = (DeviceId(first), DeviceId(other))
-    scene.plugin.call(lambda: scene.plugin.claims.allocate(resource, devices))
+    scene.plugin.call(lambda: scene.plugin.calls.allocate(resource, devices))
 
     def of(request: FpgaRequest):
         task = scene.plugin.begin(wants_of(scene).of(devices, (request,)))
@@ -137,22 +137,22 @@ def test_a_functions_driver_parameters_hold_and_have_the_cards_limits(make):
 
     scene.refused(of(asks(BLANK, clock=401)), InvalidRequestError, "outside the limits")
     assert of(asks(BLANK, clock=400)).result() == {
-        first: Kept(BLANK, DriverSettings(clock=400)),
-        other: Kept(BLANK, DriverSettings()),
+        first: FunctionTarget(BLANK, DriverSettings(clock=400)),
+        other: FunctionTarget(BLANK, DriverSettings()),
     }
 
 
-def test_a_claim_that_ends_while_names_are_read_ends_the_call_as_any_other(scene: Scene):
+def test_an_allocation_that_ends_while_names_are_read_ends_the_call_as_any_other(scene: Scene):
     region = scene.regions[0]
     pod = scene.admit(region)
 
     async def aliases():
-        scene.plugin.claims.deallocate(pod.resource, pod.devices)
+        scene.plugin.calls.deallocate(pod.resource, pod.devices)
         return {(InterfaceId(INTERFACE), Alias("filter")): BitstreamId(AFU)}
 
     scene.images.aliases = aliases
     env = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": "filter"}
-    call = scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
+    call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
     scene.refused(scene.plugin.begin(call), RefusedError, "ended before its container started")
 
 
@@ -160,7 +160,7 @@ def test_a_claim_that_ends_while_names_are_read_ends_the_call_as_any_other(scene
 
 
 def started_with(scene: Scene, pod: Pod, env: Mapping[str, str]) -> None:
-    call = scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
+    call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
     task = scene.plugin.begin(call)
     scene.plugin.work()
     task.result()
@@ -177,14 +177,16 @@ def test_the_pod_itself_is_told_of_a_variable_that_means_nothing(scene: Scene):
 
 def test_what_a_pod_asks_for_should_it_fail_is_kept_with_its_start(scene: Scene):
     pod = scene.admit(scene.regions[0])
-    asked = Debug(RegionId(""), PodUid(pod.uid), "space", "name", ("main",), 60.0)
+    asked = DebugHold(RegionId(""), PodUid(pod.uid), "space", "name", ("main",), 60.0)
     questions = []
 
-    async def wish(identity, devices):
+    async def target(identity, devices):
         questions.append((identity.pod, devices))
         return asked
 
-    wants_of(scene)._debugging = SimpleNamespace(wish=wish)  # type: ignore[assignment]
+    wants_of(scene)._debugging = SimpleNamespace(target=target)  # type: ignore[assignment]
     started_with(scene, pod, env_for([AFU]))
     assert questions == [(pod.uid, pod.devices)]
-    assert scene.ledger.debugs == {pod.devices[0]: replace(asked, region=RegionId(pod.devices[0]))}
+    assert scene.ledger.debug_holds == {
+        pod.devices[0]: replace(asked, region=RegionId(pod.devices[0]))
+    }

@@ -19,18 +19,18 @@ from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.prepare import Preparer
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.cdi import CdiFiles
-from fpga_plugin.dra.claim import Claims
+from fpga_plugin.dra.claim import ClaimReader
+from fpga_plugin.dra.claim_targets import ClaimTargets
+from fpga_plugin.dra.desired import DesiredDevices
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
-from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.dra.servicer import VERSIONS, DraServicer
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import Wanted
-from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import SettingsError
 from fpga_plugin.kubernetes.apiserver.nodecheck import NodeCheck, for_claims
 from fpga_plugin.kubernetes.grpc.fixed_socket import (
@@ -118,14 +118,14 @@ def open_leftovers(
     return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
 
 
-class DraDoor:
+class DraDriver:
     """Belongs to the event loop.
 
     Args:
         settings: all of them.
         operations: what is done to cards.
         preparer: of regions.
-        wants: loads bitstreams.
+        targets: loads bitstreams.
         queue: of cards.
         permission: the operator's policy.
         recorder: makes Events.
@@ -141,7 +141,7 @@ class DraDoor:
         settings: Settings,
         operations: CardOperations,
         preparer: Preparer,
-        wants: Wants,
+        targets: Targets,
         queue: CardQueue,
         permission: Permission,
         recorder: EventRecorder,
@@ -154,16 +154,16 @@ class DraDoor:
         self.problem = ""
         files = self._files = open_files(settings, operations.ledger)
         ends = ClaimEnds(operations.ledger, queue, files)
-        claims = Claims(
+        claims = ClaimReader(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )
-        self.life = ClaimLife(
+        self.lifecycle = ClaimLifecycle(
             operations,
             preparer,
-            wants,
+            targets,
             queue,
             claims=claims,
-            wishes=Wishes(operations.ledger, wants, settings.kubeconfig),
+            claim_targets=ClaimTargets(operations.ledger, targets, settings.kubeconfig),
             permission=permission,
             files=files,
             ends=ends,
@@ -180,15 +180,17 @@ class DraDoor:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = Wanted(operations.ledger, advertise=settings.advertise)
+        wanted = DesiredDevices(operations.ledger, advertise=settings.advertise)
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
-        self.life.tell_scheduler = self.slices.caught_up
+        self.lifecycle.tell_scheduler = self.slices.caught_up
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
-        self._servicer = DraServicer(self.life, operations.ledger, settings.node_name, recorder)
+        self._servicer = DraServicer(
+            self.lifecycle, operations.ledger, settings.node_name, recorder
+        )
         self._path = socket_path(settings)
         self._registry = RegistrySocket(
             registry_path(root, driver),
@@ -277,4 +279,4 @@ class DraDoor:
 
     async def close(self) -> None:
         """Wait for the preparations that run; begin none."""
-        await self.life.close()
+        await self.lifecycle.close()
