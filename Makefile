@@ -147,7 +147,7 @@ mutants: ## small changes of the core: does a fast test notice? (MUTANTS_ARGS="a
 	@$(PYTHON) tests/mutants $(MUTANTS_ARGS)
 
 .PHONY: load
-load: ## 256 cards, a pod a second, hostile clients: nothing may grow (LOAD_ARGS="--door dra --minutes 20")
+load: ## 256 cards, a pod a second, hostile clients: nothing may grow (LOAD_ARGS="--api dra --minutes 20")
 	@bash .ci/setup dev
 	@$(PYTHON) tests/load $(LOAD_ARGS)
 
@@ -170,8 +170,8 @@ bench: ## what is fast, measured on this machine (BENCH_ARGS)
 	@bash .ci/setup dev
 	@$(PYTHON) benchmarks $(BENCH_ARGS)
 
-.PHONY: bench-doors
-bench-doors: ## a pod's start and end by both doors, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
+.PHONY: bench-apis
+bench-apis: ## a pod's start and end by both APIs, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
 	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one $(PYTHON) tests/dra/apis.py $(BENCH_ARGS)

@@ -48,7 +48,7 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.ids import RegionId
+from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.events.broadcaster import EventBroadcaster, EventSink
@@ -69,7 +69,7 @@ KEPT_LOOKS: Final = 3
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
-    """Is told what the plugin does, and decides nothing by it. Must not raise."""
+    """Is notified what the plugin does, and decides nothing by it. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
-        claims=settings.mode is Mode.DRA,
+        dra=settings.mode is Mode.DRA,
         resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
@@ -119,7 +119,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
 def _lost_resource_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last, dra = journal.marker.last, Mode.DRA
-    # With DRA, too: this life may end before it reads kubelet's record of them.
+    # With DRA, too: the plugin may end before it reads kubelet's record of them.
     served = settings.mode is dra or (last is not None and (last.claims or last.api == dra.value))
     if not journal.doubt or not served:
         return ""
@@ -153,13 +153,14 @@ def open_node(
 ) -> Node:
     """The node that the settings describe.
 
-    `programming` is told which regions have work in flight that the process's death would not stop.
+    `programming` is notified which regions have work in flight that the process's death would not
+    stop.
     """
     podresources = None
     if settings.podresources_socket is not None:
         podresources = PodResourcesClient(
             settings.podresources_socket,
-            settings.resource_prefix,
+            ours(settings.resource_prefix),
             idle_seconds=KEPT_LOOKS * settings.reconcile_interval,
         )
     return Node(
@@ -183,11 +184,11 @@ def check_link(settings: Settings) -> None:
 
     Raises:
         SettingsError: a path would be too long (kubelet.sock's own neighbours are dialled by
-            names), or a setting that the door needs is missing.
-        FpgaPluginError: a directory of the door cannot be made.
+            names), or a setting that DRA needs is missing.
+        FpgaPluginError: a directory that DRA writes into cannot be made.
     """
     if settings.mode is Mode.DRA:
-        from fpga_plugin.dra.driver import (  # the other door needs none of it
+        from fpga_plugin.dra.driver import (  # only where DRA serves
             check,
             make_directories,
         )
@@ -239,12 +240,12 @@ class DevicePlugin:
     """What serves kubelet by the device plugin API; with DRA there is none.
 
     Attributes:
-        claims: kubelet's calls.
+        calls: kubelet's calls.
         owners: find out whose claims these are.
         reconciler: what a stock kubelet does not say.
     """
 
-    claims: DevicePluginService
+    calls: DevicePluginService
     owners: Owners
     reconciler: Reconciler
 
@@ -260,7 +261,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    claims = DevicePluginService(
+    calls = DevicePluginService(
         ledger=ledger,
         owners=owners,
         lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
@@ -280,7 +281,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         ),
         pods_socket=settings.pods_socket,
     )
-    return DevicePlugin(claims, owners, reconciler)
+    return DevicePlugin(calls, owners, reconciler)
 
 
 class Plugin:
@@ -291,7 +292,7 @@ class Plugin:
         node: what it stands on.
         ledger: who has what; open.
         link: to kubelet; not started.
-        observer: is told of refusals, scrubs and preparations.
+        observer: is notified of refusals, scrubs and preparations.
     """
 
     def __init__(
@@ -352,11 +353,11 @@ class Plugin:
         self.dra: DraDriver | None = None
         self.pool: PoolCheck | None = None
         if settings.mode is Mode.DRA:
-            # The other door needs none of it.
-            from fpga_plugin.dra import poolcheck
+            # Only where DRA serves: the device plugin API needs none of it.
+            from fpga_plugin.dra import driver, poolcheck
             from fpga_plugin.dra.pool import Pool
 
-            self.dra = door.DraDriver(
+            self.dra = driver.DraDriver(
                 settings,
                 operations,
                 preparer,
@@ -410,7 +411,7 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
-        if self.debugging is None:  # kept by an earlier life with other settings
+        if self.debugging is None:  # held by an earlier run with other settings
             self.ledger.work.end_debug(tuple(self.ledger.debug_holds))
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
@@ -436,14 +437,14 @@ class Plugin:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
         api = self.device_plugin
-        of_door = {} if api is None else {**self._of_device_plugin(api)}
-        of_door |= {} if self.dra is None else self.dra.work()
+        of_api = {} if api is None else {**self._of_device_plugin(api)}
+        of_api |= {} if self.dra is None else self.dra.work()
         if self.debugging is not None:
-            of_door = {**of_door, "debugging": self.debugging.run()}
+            of_api = {**of_api, "debugging": self.debugging.run()}
         if self.pool is not None:
-            of_door = {**of_door, "pool": self.pool.run()}
+            of_api = {**of_api, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
-        return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
+        return {**of_api, **names, "store": self._index.run(), "health": self.inventory.run()}
 
     @property
     def records_problem(self) -> str:
@@ -480,7 +481,7 @@ class Plugin:
         if self.dra is not None:
             await self.dra.close()
         if self.device_plugin is not None:
-            await self.device_plugin.claims.close()
+            await self.device_plugin.calls.close()
         if self.node.pods.podresources is not None:
             self.node.pods.podresources.close()
         await self.queue.close()

@@ -1,4 +1,4 @@
-"""What kubelet does by the device plugin API: its lives, and the allocations that it makes and ends."""
+"""What kubelet does by the device plugin API: its instances, and allocations made and ended."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +18,9 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, Kind, Obstacles, Stops
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 
 class DevicePluginSteps:
@@ -31,7 +32,7 @@ class DevicePluginSteps:
         self._naming = naming
 
     def kubelet_found(self, instance: str) -> None:
-        """A life of kubelet, which may be another than before.
+        """A kubelet instance was found, which may be another than before.
 
         Between its start and our registration kubelet starts containers without PreStart, so every
         allocation may have been used, and PostStops of before cannot be counted any more. Holds
@@ -84,14 +85,14 @@ class DevicePluginSteps:
         implied = 0
         granted: list[Allocation] = []
         for device in devices:
-            held = self._state.allocations.get(device)
-            self._obstacles.check(device, Stops.ALLOCATE if held is None else Stops.REPEAT)
-            if held is not None and not held.prestart_seen and not held.missed_prestart:
-                granted.append(self._grant_again(step, held))
+            present = self._state.allocations.get(device)
+            self._obstacles.check(device, Stops.ALLOCATE if present is None else Stops.REPEAT)
+            if present is not None and not present.prestart_seen and not present.missed_prestart:
+                granted.append(self._grant_again(step, present))
                 continue
-            if held is not None:
+            if present is not None:
                 self._check_name(device, resource)
-                step.release(held)
+                step.release(present)
                 implied += 1
             regions = self._obstacles.regions_of(device)
             grants = {region.id: region.grant for region in regions}
@@ -109,26 +110,25 @@ class DevicePluginSteps:
         self._state.ends["implied"] += implied
         return tuple(granted)
 
-    def _grant_again(self, step: Step, held: Allocation) -> Allocation:
-        """An allocation of which nothing began: to the same pod, or to another after one that
-        failed.
+    def _grant_again(self, step: Step, present: Allocation) -> Allocation:
+        """An unused allocation again: to the same pod, or to another after one that failed.
 
         Raises:
             RefusedError: its nodes are other devices' by now; the allocation is ended.
         """
         try:
-            self._obstacles.check_grants(held)
+            self._obstacles.check_grants(present)
         except RefusedError:
             # Whoever was given the old nodes could never start, nor can whoever shares them;
             # kept, the allocation would refuse every later pod too.
-            self.release([held.device])
+            self.release([present.device])
             raise
-        if held.pod is not None:  # whose it is now has to be learnt again
-            users = self._state.tenancies.users(held)
+        if present.pod is not None:  # whose it is now has to be learnt again
+            users = self._state.tenancies.users(present)
             step.change.tenancies |= dict.fromkeys((one.key for one in users), None)
-            held = step.change.allocations[held.device] = replace(held, pod=None)
-            step.begin(held, [None], used=False)
-        return held
+            present = step.change.allocations[present.device] = replace(present, pod=None)
+            step.begin(present, [None], used=False)
+        return present
 
     def _check_name(self, device: DeviceId, resource: ResourceName) -> None:
         """Whether another pod may have a device under the name by which its owner has it.
@@ -170,7 +170,7 @@ class DevicePluginSteps:
                 kubelet kept none, its regions' present grants are taken for it.
 
         Raises:
-            RefusedError: it conflicts with what the ledger knows, or nothing tells its nodes.
+            RefusedError: it conflicts with what the ledger knows, or nothing reports its nodes.
         """
         if device in self._state.allocations:
             raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
@@ -285,7 +285,7 @@ class DevicePluginSteps:
             if allocation is None:
                 continue
             # Of starts that failed while the plugin was away the PostStops may still come. Before
-            # this one nothing ran but what ran then, so the counts held.
+            # this one nothing ran but what ran then, so the counts present.
             instance = "" if device in self._state.inherited else allocation.instance
             change.allocations[device] = replace(
                 allocation,
@@ -326,7 +326,7 @@ class DevicePluginSteps:
         return tuple(balanced)
 
     def balanced(self, device: DeviceId) -> bool:
-        """Whether every container that was started under the allocation is known to have stopped."""
+        """Whether all containers that started under the allocation are known to have stopped."""
         allocation = self._state.allocations.get(device)
         return allocation is not None and self._stopped(allocation)
 

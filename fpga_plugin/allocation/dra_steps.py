@@ -24,7 +24,8 @@ from fpga_plugin.allocation.obstacles import Obstacles, Stops
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import Step
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 
 class DeviceOwnedError(NotFinishedError):
@@ -39,7 +40,7 @@ class DeviceOwnedError(NotFinishedError):
         self.owner = owner
 
 
-class ResourceClaims:
+class DraSteps:
     """The ledger's steps on the side of DRA."""
 
     def __init__(self, state: State, obstacles: Obstacles, naming: Naming, *, boot_id: str) -> None:
@@ -58,10 +59,10 @@ class ResourceClaims:
         Invariant 10, of all devices that a claim has.
         """
         for device in owner.devices:
-            if (claim := self._state.allocations.get(device)) is None:
+            if (allocation := self._state.allocations.get(device)) is None:
                 return f"it does not have {device}"
             try:
-                self._obstacles.check_grants(claim)
+                self._obstacles.check_grants(allocation)
             except RefusedError as error:
                 return error.message
         return ""
@@ -102,22 +103,22 @@ class ResourceClaims:
         step = Step(
             self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
         )
-        claims: list[Allocation] = []
+        allocations: list[Allocation] = []
         for device in owner.devices:
             # Not what it was given under before: its card may have another interface id by now.
             resource = self._naming.present_resource(device)
             if resource is None:
                 raise unknown_device(device)
             self._check_others(owner, device)
-            held = self._state.allocations.get(device)
-            self._obstacles.check(device, Stops.CLAIM if held is None else Stops.PREPARE)
-            if held is not None:
-                step.release(held)
-            claims.append(self._grant(step, device, resource, users))
-        if before is not None:  # it had others before: kubelet was told of another allocation
+            present = self._state.allocations.get(device)
+            self._obstacles.check(device, Stops.CLAIM if present is None else Stops.PREPARE)
+            if present is not None:
+                step.release(present)
+            allocations.append(self._grant(step, device, resource, users))
+        if before is not None:  # it had others before: kubelet was notified of another allocation
             self._leave(step, before, owner.devices)
         step.commit()
-        return tuple(claims)
+        return tuple(allocations)
 
     def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
         """What a claim in force has besides the `devices` that it is allocated now."""
@@ -147,8 +148,8 @@ class ResourceClaims:
 
     def _leave(self, step: Step, owner: ClaimOwner, kept: Collection[DeviceId] = ()) -> None:
         for device in owner.devices:
-            if device not in kept and (held := self._state.allocations.get(device)) is not None:
-                step.release(held)
+            if device not in kept and (present := self._state.allocations.get(device)) is not None:
+                step.release(present)
 
     def _grant(
         self,
@@ -172,15 +173,15 @@ class ResourceClaims:
             DeviceOwnedError: another claim has the device, its card or a region of it.
         """
         card, whole = card_of(device), is_card(device)
-        for claim in self._state.allocations_on(card):
-            if claim.device != device and is_card(claim.device) == whole:
+        for allocation in self._state.allocations_on(card):
+            if allocation.device != device and is_card(allocation.device) == whole:
                 continue  # a neighbour
-            other = self._state.claim_owner_of(claim.device)
+            other = self._state.claim_owner_of(allocation.device)
             if other is not None and other.uid == owner.uid:
                 continue  # what it has from before, which ends with this
             who = "a pod of the device plugin" if other is None else f"claim {other.uid}"
             raise DeviceOwnedError(
-                f"{claim.device} is still held by {who}",
+                f"{allocation.device} is still held by {who}",
                 owner=None if other is None else other.uid,
                 hint="it is tried again when kubelet retries; see why that claim does not end",
             )
@@ -197,10 +198,10 @@ class ResourceClaims:
         now = replace(owner, boot=self._boot_id, prepared=what)
         step = Step(self._state, Change(claim_owners={uid: now}))
         for device in owner.devices:
-            claim = self._state.allocations[device]
-            step.use(self._state.tenancies.users(claim))
-            if not claim.started:
-                step.change.allocations[device] = replace(claim, started=True)
+            allocation = self._state.allocations[device]
+            step.use(self._state.tenancies.users(allocation))
+            if not allocation.started:
+                step.change.allocations[device] = replace(allocation, started=True)
         step.commit()
 
     def unprepared(self, uid: ClaimUid) -> None:
@@ -220,7 +221,7 @@ class ResourceClaims:
         step = Step(
             self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
         )
-        claims = []
+        allocations = []
         for device in owner.devices:
             other = (
                 self._state.claim_owner_of(device) if device in self._state.allocations else None
@@ -231,17 +232,17 @@ class ResourceClaims:
             if resource is None:
                 raise UnknownDeviceError(f"this node has no device {device}")
             self._check_others(owner, device)
-            claim = self._grant(step, device, resource, pods, used=True)
-            claims.append(claim)
-            for region in claim.grants:
+            allocation = self._grant(step, device, resource, pods, used=True)
+            allocations.append(allocation)
+            for region in allocation.grants:
                 step.spoil(region, "a pod may have used it")
         step.commit()
-        return tuple(claims)
+        return tuple(allocations)
 
     def claims_read(self) -> None:
         """Kubelet's record of claims was read: none has a device that the ledger lacks."""
         if self._state.resource_claims_unknown:
-            self._state.commit(Change(facts={Fact.CLAIMS: ""}))
+            self._state.commit(Change(facts={Fact.RESOURCE_CLAIMS: ""}))
 
     def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
         """These pods use a claim, besides those that are known.
@@ -249,11 +250,11 @@ class ResourceClaims:
         No container of theirs starts with what is not prepared; of an adopted one nobody knows.
         """
         step = Step(self._state)
-        for claim in self._claims_of(uid):
-            users = self._state.tenancies.users(claim)
+        for allocation in self._allocations_of(uid):
+            users = self._state.tenancies.users(allocation)
             there = {one.pod for one in users if not one.left}
-            used = claim.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
-            step.begin(claim, [pod for pod in pods if pod not in there], used=used)
+            used = allocation.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
+            step.begin(allocation, [pod for pod in pods if pod not in there], used=used)
             # Whoever comes again had it before, prepared or not.
             again = (step.change.tenancies.get(one.key) for one in users if one.used)
             step.use([one for one in again if one is not None])
@@ -273,14 +274,22 @@ class ResourceClaims:
 
     def tenancies_of_claim(self, uid: ClaimUid) -> list[Tenancy]:
         """Of the pods that use a claim, or did by its present allocation."""
-        return [one for claim in self._claims_of(uid) for one in self._state.tenancies.users(claim)]
+        return [
+            one
+            for allocation in self._allocations_of(uid)
+            for one in self._state.tenancies.users(allocation)
+        ]
 
-    def _claims_of(self, uid: ClaimUid) -> list[Allocation]:
+    def _allocations_of(self, uid: ClaimUid) -> list[Allocation]:
         """The devices that a claim in force has."""
         owner = self._state.claim_owners.get(uid)
         if owner is None or owner.ended:
             return []
-        return [claim for device in owner.devices if (claim := self._state.allocations.get(device))]
+        return [
+            allocation
+            for device in owner.devices
+            if (allocation := self._state.allocations.get(device))
+        ]
 
     def end_claim(self, uid: ClaimUid) -> tuple[CardId, ...]:
         """The end of a claim; what it had is scrubbed in the background.

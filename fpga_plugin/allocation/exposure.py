@@ -50,7 +50,7 @@ def _refuses(exposure: Exposure, *, whole: bool) -> bool:
 
 
 def memory_state(card: Card, *, debt: bool) -> str:
-    """How it stands with what former tenants left in a card's memory."""
+    """How it stands with what earlier tenants left in a card's memory."""
     if card.never_cleared:
         return NEVER_CLEARED
     return "not cleared yet" if debt else "cleared"

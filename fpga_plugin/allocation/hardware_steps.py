@@ -14,7 +14,7 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, RegionId
 
 
-class Hardware:
+class HardwareSteps:
     """The ledger's steps on the side of hardware.
 
     Args:
@@ -43,7 +43,7 @@ class Hardware:
             blank: AFU id of the blank bitstream for its interface id, None without one.
 
         A region that went is another one when it is back, even where nobody saw it go: its
-        instance tells. What was journalled holds where the hardware agrees; everything else is
+        instance reports. What was journalled holds where the hardware agrees; everything else is
         DIRTY.
         """
         step = Step(self._state)
@@ -57,7 +57,7 @@ class Hardware:
         present = {region.id: region for region in card.regions}
         went = frozenset(r for r, region in known.items() if present.get(r) != region)
         if went:
-            self._state.lives[card.id] += 1
+            self._state.returns[card.id] += 1
         for region_id in went:
             self._went(step, region_id)
         for region in card.regions:
@@ -175,7 +175,7 @@ class Hardware:
         if gone is None:
             return
         self._state.hide(card)
-        self._state.lives[card] += 1
+        self._state.returns[card] += 1
         step = Step(self._state)
         for region in gone.regions:
             self._went(step, region.id)

@@ -19,9 +19,9 @@ def allocation_ended(*devices: DeviceId) -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Allocations as they were when it was taken. Two leases are equal if they are on the same
-    allocations.
+    """Allocations as they were when it was taken.
 
+    Two leases are equal if they are on the same allocations.
     A device that changes hands gets an allocation of another generation, whoever has it then; what
     else changes about an allocation (its pod is learnt, it is used) leaves the lease as it is.
 

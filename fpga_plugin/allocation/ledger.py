@@ -8,8 +8,8 @@ An allocation is kept per device id. Ownership of a region follows from the allo
 its card; condition is a fact of its own (docs/architecture.md, "Two facts for each region").
 
 `Ledger` is the state (`State`: the facts, and what can be asked of them) with its parts. Four parts
-make steps, each for one side: kubelet by the device plugin API (`allocations`), ResourceClaims
-(`resource_claims`), work on regions (`work`), and hardware (`hardware`). `obstacles` says what
+make steps, each for one side: kubelet by the device plugin API (`device_plugin`), ResourceClaims
+(`dra`), work on regions (`work`), and hardware (`hardware`). `obstacles` says what
 stands against a device, and `naming` what devices are called.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from fpga_plugin.allocation.device_plugin_steps import DevicePluginSteps
-from fpga_plugin.allocation.dra_steps import ResourceClaims
+from fpga_plugin.allocation.dra_steps import DraSteps
 from fpga_plugin.allocation.exposure import ExposurePolicy
-from fpga_plugin.allocation.hardware_steps import Hardware
+from fpga_plugin.allocation.hardware_steps import HardwareSteps
 from fpga_plugin.allocation.journal.journal import JournalWriter
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
@@ -42,7 +42,7 @@ from fpga_plugin.allocation.names import (
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.obstacles import Obstacles
 from fpga_plugin.allocation.state import State
-from fpga_plugin.allocation.work_steps import Work
+from fpga_plugin.allocation.work_steps import WorkSteps
 from fpga_plugin.ids import RegionId
 from fpga_plugin.settings.settings import ScrubPolicy
 
@@ -61,7 +61,7 @@ class Ledger(State):
         exposure: which cards the operator gives to nobody new.
         functions: regions are handed over with the preprogrammed functions that are on them.
         aliases: resources may be called by aliases of interface ids.
-        claims: ResourceClaims are served (DRA); else pods by the device plugin API.
+        dra: ResourceClaims are served (DRA); else pods by the device plugin API.
         resource_claims_unknown: why ResourceClaims may have devices that the journal lacks.
         owners_known: this very journal served this API last: kubelet's records name no owner that
             it lacks.
@@ -78,7 +78,7 @@ class Ledger(State):
         exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
         functions: bool = False,
         aliases: bool = False,
-        claims: bool = False,
+        dra: bool = False,
         resource_claims_unknown: str = "",
         owners_known: bool = False,
     ) -> None:
@@ -101,23 +101,23 @@ class Ledger(State):
             exposure=exposure,
             offered=CLEAN if unblanked else frozenset({Condition.BLANK}),
             naming=self.naming,
-            claims=allocations,
+            dra=dra,
         )
-        self.allocations = DevicePluginSteps(self, self.obstacles, self.naming)
-        self.resource_claims = ResourceClaims(self, self.obstacles, self.naming, boot_id=boot_id)
-        self.work = Work(self, self.naming)
+        self.device_plugin = DevicePluginSteps(self, self.obstacles, self.naming)
+        self.dra = DraSteps(self, self.obstacles, self.naming, boot_id=boot_id)
+        self.work = WorkSteps(self, self.naming)
         self.apply(snapshot)
-        # Allocations of an earlier life of the plugin: PreStarts may have failed while it was away.
+        # Allocations of an earlier run of the plugin: PreStarts may have failed while it was away.
         self.inherited = set(self.allocations)
         self._take_up(snapshot, prefix, unblanked=unblanked, aliases=aliases)
         if resource_claims_unknown and not self.resource_claims_unknown:
-            self.commit(Change(facts={Fact.CLAIMS: resource_claims_unknown}))
+            self.commit(Change(facts={Fact.RESOURCE_CLAIMS: resource_claims_unknown}))
         # Else kubelet's records may name owners that it lacks: nothing is given out before they
         # were read.
         owners_known = owners_known and not self.resource_claims_unknown
         if not owners_known:
             self.unreconciled |= {card_of(each) for each in (*self.regions, *self.allocations)}
-        self.hardware = Hardware(self, self.naming, owners_known=owners_known)
+        self.hardware = HardwareSteps(self, self.naming, owners_known=owners_known)
 
     def _take_up(self, snapshot: Change, prefix: str, *, unblanked: bool, aliases: bool) -> None:
         """What holds of it no more in this boot, and by these settings."""
@@ -125,9 +125,9 @@ class Ledger(State):
         change = Change(facts={} if same_boot else {Fact.BOOT: self.boot_id})
         for allocation in self.allocations.values():
             # What a ResourceClaim has nobody uses before it is prepared in this boot.
-            by_allocation = self.claim_owner_of(allocation.device) is not None
+            by_claim = self.claim_owner_of(allocation.device) is not None
             taken = _allocation_at_start(
-                allocation, same_boot=same_boot, missed_prestart=not by_allocation
+                allocation, same_boot=same_boot, missed_prestart=not by_claim
             )
             if taken != allocation:
                 change.allocations[allocation.device] = taken
@@ -175,14 +175,16 @@ class Ledger(State):
         }
 
 
-def _allocation_at_start(allocation: Allocation, *, same_boot: bool, exposed: bool) -> Allocation:
+def _allocation_at_start(
+    allocation: Allocation, *, same_boot: bool, missed_prestart: bool
+) -> Allocation:
     if same_boot:
         return allocation
     return replace(
         allocation,
         started=False,
         prestart_seen=False,
-        missed_prestart=exposed,
+        missed_prestart=missed_prestart,
         prestarts=0,
         poststops=0,
     )

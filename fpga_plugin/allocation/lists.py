@@ -12,13 +12,8 @@ from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import (
-    CardId,
-    DeviceId,
-    ResourceKind,
-    ResourceName,
-    device_order,
-)
+from fpga_plugin.ids import CardId, DeviceId, ResourceKind, device_order
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise
 
 
@@ -100,13 +95,13 @@ class DeviceLists:
         return self._lists[resource]
 
     def _renew(self) -> None:
-        """Derive anew what changed."""
+        """Derive again what changed."""
         for card in self._stale:
             self._renew_card(card)
         self._stale.clear()
 
     def _renew_card(self, card: CardId) -> None:
-        """Derive a card's share anew, and forget the lists that it changes."""
+        """Derive a card's share again, and forget the lists that it changes."""
         before, share = self._shares.get(card, {}), self._share(card)
         for resource in before.keys() | share.keys():
             if before.get(resource) != share.get(resource):

@@ -35,12 +35,12 @@ from fpga_plugin.ids import (
     InterfaceId,
     RegionId,
     Resource,
-    ResourceName,
     aliased_name,
     device_order,
     known_resource,
     parse_device_id,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Naming:
@@ -60,7 +60,7 @@ class Naming:
     def keeps(self, region: RegionId) -> bool:
         """Whether what is on a region stays there: nothing is programmed, a blank neither.
 
-        Its owner's resource tells; without an owner, how the node's cards are served. What came
+        Its owner's resource reports; without an owner, how the node's cards are served. What came
         with a card's whole image stays in any case.
         """
         card = self._state.cards.get(card_of(region))
@@ -72,14 +72,14 @@ class Naming:
     def function(self, region: RegionId) -> AfuId | None:
         """The preprogrammed function that a region may be handed over with.
 
-        None where nothing tells what is on it, or where it was programmed for an owner and not
-        blanked since: a former owner's image is no function.
+        None where nothing reports what is on it, or where it was programmed for an owner and not
+        blanked since: an earlier tenant's image is no function.
         """
         afu_id = self._state.functions.get(region)
         return None if self.withheld(region) else afu_id
 
     def withheld(self, region: RegionId) -> bool:
-        """Whether what is on a region may be a former owner's image, or the present one's.
+        """Whether what is on a region may be an earlier tenant's image, or the present one's.
 
         Nobody programmed anything on a card that cannot be programmed. Elsewhere only a blank ends
         it: an image shows the id that it likes, another than its file named, or another by now.
@@ -114,7 +114,7 @@ class Naming:
         return resource_names(self.prefix, card, self._state.aliases.get(card.interface_id))
 
     def resource(self, name: ResourceName) -> Resource | None:
-        """What a resource is a resource of; None: no name of this plugin's, or nothing tells.
+        """What a resource is a resource of; None: no name of this plugin's, or nothing reports it.
 
         Where the journal lost what an alias stood for, an allocation's card has to tell.
         """
@@ -139,11 +139,11 @@ class Naming:
         """The same, of a resource that an allocation has.
 
         Raises:
-            RefusedError: nothing tells.
+            RefusedError: nothing reports it.
         """
         if (resource := self.resource(name)) is None:
             raise RefusedError(
-                f"nothing tells which interface id {name} stands for", hint=DELETE_THE_POD
+                f"nothing reports which interface id {name} stands for", hint=DELETE_THE_POD
             )
         return resource
 

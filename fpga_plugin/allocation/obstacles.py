@@ -105,7 +105,7 @@ class Kind(enum.Enum):
     )
     STRANGER = (
         _CARD | _WORK | Stops.REBIND,
-        "held=node-lent",
+        "held=tenancy",
         "A pod was given a node of the region as another region's (invariant 10).",
     )
     RESOURCE_CLAIM = (
@@ -156,7 +156,7 @@ class Kind(enum.Enum):
     MEMORY = (
         Stops.OFFER,
         "memory-not-cleared",
-        "Of a whole card: its memory may hold a former owner's data.",
+        "Of a whole card: its memory may hold an earlier tenant's data.",
     )
     UNDECIDED = (
         Stops.SCRUB | Stops.REBIND,
@@ -229,7 +229,7 @@ class Obstacles:
         exposure: which cards the operator gives to nobody new.
         offered: the conditions in which a free region is given out.
         naming: whether regions are handed over with what is on them.
-        claims: ResourceClaims are served (DRA); else pods by the device plugin API.
+        dra: ResourceClaims are served (DRA); else pods by the device plugin API.
     """
 
     def __init__(
@@ -239,13 +239,13 @@ class Obstacles:
         exposure: ExposurePolicy,
         offered: frozenset[Condition],
         naming: Naming,
-        claims: bool,
+        dra: bool,
     ) -> None:
         self._state = state
         self.exposure = exposure
         self.offered = offered
         self._naming = naming
-        self._allocations = allocations
+        self._dra = dra
 
     def against(self, what: Stops, device: AnyId) -> Iterator[Obstacle]:
         """Those that stop this; of tenancies `CardOperations.living` has the last word."""
@@ -384,9 +384,9 @@ class Obstacles:
 
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
-        if (kept := state.debug_hold(region.id)) is not None:
+        if (hold := state.debug_hold(region.id)) is not None:
             end = f"`fpga-plugin card release {region.card}`"
-            why = kept_words(kept)
+            why = debug_hold_words(hold)
             yield Obstacle(
                 Kind.KEPT,
                 subject,
@@ -436,7 +436,7 @@ class Obstacles:
             if not whole and allocation.device not in {device, DeviceId(card)}:
                 continue
             owner = state.claim_owner_of(allocation.device)
-            if owner is not None and not self._allocations:
+            if owner is not None and not self._dra:
                 yield Obstacle(
                     Kind.RESOURCE_CLAIM,
                     allocation.device,
@@ -444,7 +444,7 @@ class Obstacles:
                     LEAVE_DRA,
                     LEAVE_DRA,
                 )
-            elif owner is None and self._allocations:
+            elif owner is None and self._dra:
                 yield Obstacle(
                     Kind.POD, allocation.device, "belongs to a pod by the device plugin API"
                 )
@@ -510,10 +510,10 @@ def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
     return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
 
 
-def kept_words(kept: DebugHold) -> str:
+def debug_hold_words(hold: DebugHold) -> str:
     """Why a region that is kept is given to nobody, for people."""
-    whose = f"{kept.namespace}/{kept.name}"
-    return f"kept for debugging as pod {whose} left it, whose {kept.failure}"
+    whose = f"{hold.namespace}/{hold.name}"
+    return f"kept for debugging as pod {whose} left it, whose {hold.failure}"
 
 
 def _faulted(kind: Kind, subject: str, cause: str) -> Obstacle:

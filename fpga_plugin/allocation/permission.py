@@ -28,11 +28,11 @@ log = structlog.get_logger()
 
 
 class Permission:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         policy: None: everything is permitted, and nothing is asked.
-        pods: tells names of pods.
+        pods: reports names of pods.
     """
 
     def __init__(self, policy: "PolicyFile | None", pods: PodDirectory) -> None:
@@ -63,7 +63,7 @@ class Permission:
 
         Raises:
             NotPermittedError: the message names the rule.
-            NoSourceError: the policy depends on the namespace, and nothing tells it.
+            NoSourceError: the policy depends on the namespace, and nothing reports it.
         """
         if self._file is None:
             return identity
@@ -74,7 +74,7 @@ class Permission:
             except NoSourceError as error:
                 raise NoSourceError(
                     f"{', '.join(devices[:3])}: the policy depends on the pod's namespace, and"
-                    f" nothing tells it: {error.message}",
+                    f" nothing reports it: {error.message}",
                     hint="mount the socket of kubelet's Pods API or of PodResources"
                     " (FPGA_PLUGIN_PODS_SOCKET, FPGA_PLUGIN_PODRESOURCES_SOCKET)",
                 ) from error

@@ -1,4 +1,4 @@
-"""The end of allocations that kubelet tells (Deallocate) or that its records show (reconcile)."""
+"""The end of allocations that kubelet reports (Deallocate) or that its records show (reconcile)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import structlog
 
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.queue import CardQueue
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 log = structlog.get_logger()
 

@@ -35,18 +35,8 @@ from fpga_plugin.allocation.tenancies import Tenancies
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region
-from fpga_plugin.ids import (
-    AfuId,
-    Alias,
-    CardId,
-    ClaimUid,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    ResourceName,
-    aliased_name,
-)
+from fpga_plugin.ids import AfuId, Alias, CardId, DeviceId, InterfaceId, RegionId, aliased_name
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -73,8 +63,8 @@ class State:
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
         self.debug_holds: dict[RegionId, DebugHold] = {}
         self.alias_bindings: dict[ResourceName, AliasBinding] = {}
-        # What of an earlier journal was lost; kubelet's life, and that which sent an environment.
-        self.lost = self.instance = self.env_instance = ""
+        # What an earlier journal lost; the kubelet instance, and the one that sent an environment.
+        self.lost = self.kubelet_instance = self.env_instance = ""
         # Why ResourceClaims may have devices that the journal lacks; empty: they have none such.
         self.resource_claims_unknown = ""
         # What this process sees.
@@ -84,15 +74,13 @@ class State:
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.unreconciled: set[CardId] = set()
-        self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
+        self.returns: Counter[CardId] = Counter()  # how often each card went, or got other nodes
         self.ends: Counter[str] = Counter()  # allocations that ended, by cause, since the start
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         # Derived.
         self.aliases: dict[InterfaceId, Alias] = {}  # what `alias_bindings` says of the present
         self.renamed = 0  # how often that changed
-        self.inherited: set[DeviceId] = (
-            set()
-        )  # whose allocations an earlier life of the plugin made
+        self.inherited: set[DeviceId] = set()  # allocated in an earlier run of the plugin
         self._last_number = 0
         self._by_card: dict[CardId, dict[DeviceId, Allocation]] = {}
         self._claim_owner_of: dict[DeviceId, ClaimUid] = {}
@@ -133,9 +121,9 @@ class State:
                 self.notify(card)
 
     def doubt(self, change: Change) -> None:
-        """Regions that the journal learns of may hold images of which a lost one would have told.
+        """Newly recorded regions may hold images that only the lost journal knew.
 
-        Learnt by whatever comes first: an allocation that ends before its card is there, too.
+        Whatever records them first: also an allocation that ends before its card is there.
         """
         if self.lost:
             new = change.regions.keys() - self.regions.keys()
@@ -176,11 +164,11 @@ class State:
         if change.resources.keys() - self.resources:
             self.resources |= change.resources.keys()
             cards.add(None)
-        self.instance = change.facts.get(Fact.KUBELET, self.instance)
+        self.kubelet_instance = change.facts.get(Fact.KUBELET, self.kubelet_instance)
         self.env_instance = change.facts.get(Fact.ENVIRONMENT, self.env_instance)
         self.lost = change.facts.get(Fact.LOST, self.lost)
-        if Fact.CLAIMS in change.facts:
-            self.resource_claims_unknown = change.facts[Fact.CLAIMS]
+        if Fact.RESOURCE_CLAIMS in change.facts:
+            self.resource_claims_unknown = change.facts[Fact.RESOURCE_CLAIMS]
             cards.add(None)
         return cards
 
@@ -235,9 +223,9 @@ class State:
         """A card is no longer there."""
         card = self.cards.pop(card_id, None)
         for way in () if card is None else _ways(card):
-            owners = self._shown_by.get(way, set())
-            owners.discard(card_id)
-            if not holders:
+            cards = self._shown_by.get(way, set())
+            cards.discard(card_id)
+            if not cards:
                 self._shown_by.pop(way, None)
 
     # ---------------------------------------------------------------- questions
@@ -293,8 +281,8 @@ class State:
             return None
         return next((r for r in card.regions if r.id == region), None)
 
-    def kept(self, region: RegionId) -> DebugHold | None:
-        """For whom a region that nobody owns is kept as it is, and given to nobody."""
+    def debug_hold(self, region: RegionId) -> DebugHold | None:
+        """The hold that keeps a region without an owner as it is; the region is given to nobody."""
         debug = self.debug_holds.get(region)
         if debug is None or not debug.until or self.region_allocation(region) is not None:
             return None
@@ -422,7 +410,7 @@ class State:
 
     def countable(self, allocation: Allocation) -> bool:
         """Whether every container of the allocation came with a PreStart that was seen."""
-        return allocation.instance == self.instance and not allocation.missed_prestart
+        return allocation.instance == self.kubelet_instance and not allocation.missed_prestart
 
 
 def _put(known: dict[_K, _V], told: Mapping[_K, _V | None]) -> None:

@@ -17,7 +17,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.state import State
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 WORKED_ON = frozenset({Condition.FAULTED, Condition.SCRUBBING})
 """What a use of the region does not change: it is not clean, and work on it decides."""

@@ -33,15 +33,15 @@ class Begun:
     """How a region was when work on it began, to tell what came between.
 
     Attributes:
-        generation: of the allocation that covered it; 0 without one.
+        number: of the allocation that covered it; 0 without one.
         left: tenancies that were over by kubelet's word.
     """
 
-    generation: int
+    number: int
     left: frozenset[TenancyKey]
 
 
-class Work:
+class WorkSteps:
     """The ledger's steps on the side of scrubbing and programming."""
 
     def __init__(self, state: State, naming: Naming) -> None:
@@ -218,7 +218,7 @@ class Work:
         return begun
 
     def set_memory_clear_pending(self, card: CardId, *, open_: bool) -> None:
-        """Whether on-card memory may still hold a former tenant's data."""
+        """Whether on-card memory may still hold an earlier tenant's data."""
         if (card in self._state.memory_clear_pending) != open_:
             self._state.commit(Change(memory_clear_pending={card: open_}))
 

@@ -112,7 +112,7 @@ def show_file(args: argparse.Namespace) -> int:
         foreign = name in {"name", "platform_name", "top_interface"} and value is not None
         shown = quote(value) if foreign else "-" if value is None else _plain(str(value))
         print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
-    # The first one is told above: it is what a port shows, and what names a GBS file.
+    # The first one is reported above: it is what a port shows, and what names a GBS file.
     for each in clusters[1:]:
         contexts = each["total_contexts"]
         print(
@@ -364,7 +364,7 @@ def _read(path: str) -> bytes:
 
 
 def _names(store: Store, args: argparse.Namespace) -> Names:
-    """What the manifest calls ids; nothing where it cannot be used, as the list tells."""
+    """What the manifest calls ids; nothing where it cannot be used, as the list reports."""
     try:
         return _trust(store, args).names()
     except FpgaPluginError:

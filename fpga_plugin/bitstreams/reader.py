@@ -1,9 +1,9 @@
 """The store for those who must not be held up by it: each file is read in a thread of its own.
 
 A store may be a network file system, and then a file, or all of it, may stop to answer at any time.
-Who asks for such a file is told so within seconds; further calls for it take no further thread, and
-all calls together take a few. A file that was verified before is served from its copy, without the
-store, as long as nothing said that it has changed.
+Who asks for such a file is notified so within seconds; further calls for it take no further thread,
+and all calls together take a few. A file that was verified before is served from its copy, without
+the store, as long as nothing said that it has changed.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _NAMED = 3
 
 
 class StoreReader:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self, library: Library) -> None:
         """Read nothing yet.
@@ -65,7 +65,7 @@ class StoreReader:
         self._names: Names | None = None
 
     def on_answer(self, answered: Callable[[str], None]) -> None:
-        """Set who is told of a file, by its path from the root, that answers after it was late."""
+        """Call `answered` with the path from the root of a file that answers after it was late."""
         self._answered = answered
 
     def blank_path(self, interface_id: InterfaceId) -> str:
@@ -103,7 +103,7 @@ class StoreReader:
 
         Raises:
             NotPermittedError: there is a manifest, and it cannot be used.
-            NotFinishedError: that cannot be told just now.
+            NotFinishedError: that is unknown just now.
             StoreUnavailableError: the store does not answer, and never did.
         """
         return (await self._read_names()).bitstreams

@@ -40,7 +40,7 @@ from fpga_plugin.ids import Alias, InterfaceId
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""
 
-_RENEW = "write it anew with `fpga-plugin bitstream sign --manifest`"
+_RENEW = "write it again with `fpga-plugin bitstream sign --manifest`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
 
     Raises:
         BitstreamNotFoundError: there is no such file.
-        BitstreamError: it cannot be used, or nothing tells its place.
+        BitstreamError: it cannot be used, or nothing reports its place.
     """
     data = read_bytes(file, progress=progress)
     place = place_of(file, data)
@@ -104,15 +104,16 @@ def path_in_store(file: str) -> Place | None:
 def place_of(file: str, data: bytes) -> str:
     """Which place in a store a file is for.
 
-    In a store its path tells, and what is in the file has to agree. Elsewhere an accelerator's
-    content tells, by which `install` names it. It does not tell that an image is a blank bitstream.
+    In a store its path shows, and what is in the file has to agree. Elsewhere an accelerator's
+    content reports, by which `install` names it. It does not say that an image is a blank
+    bitstream.
 
     Args:
         file: its path.
         data: all that is in it.
 
     Raises:
-        BitstreamError: it cannot be used, or nothing tells.
+        BitstreamError: it cannot be used, or nothing reports it.
     """
     name = os.path.basename(os.path.abspath(file))
     if name == MANIFEST:

@@ -8,7 +8,7 @@ scrubbed as after any owner. Of one node at most one pod's regions are kept at a
 nobody takes all of them by failing.
 
 It only ever delays a scrub. What is not known for certain delays nothing for long: a region whose
-pod's status nobody tells is scrubbed.
+pod's status nobody reports is scrubbed.
 """
 
 import asyncio
@@ -82,12 +82,12 @@ class Allowed:
 
 
 class Debugging:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and whose port errors are logged.
-        pods: tells pods' annotations and status.
-        recorder: tells pods.
+        pods: reports pods' annotations and status.
+        recorder: reports to pods.
         queue: where a card is added that may be scrubbed.
         allowed: what the operator allows.
         interval: seconds between two looks.
@@ -238,7 +238,7 @@ class Debugging:
             self._ledger.work.keep(debug.region, self._clock() + MOST)
 
     async def _failure(self, debug: DebugHold) -> str | None:
-        """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
+        """What failed by the pod's status, empty: nothing; None: it does not say yet."""
         if self._pods.known(debug.pod) is None:
             self._pods.learn(debug.pod, PodName(debug.namespace, debug.name))
         try:
@@ -308,7 +308,7 @@ class DebugLog:
     """What the log says of regions that are debugged: their port errors, and what is on them.
 
     These are the regions of pods with the annotation, and those whose owner asked for `debug=1`.
-    Belongs to the event loop.
+
     """
 
     def __init__(self, operations: CardOperations, reads: CardReads) -> None:

@@ -27,7 +27,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 class TenancyActiveError(RefusedError):
@@ -73,8 +74,8 @@ class Plan:
         lease: on the allocations of the call's devices, as they were when the plan was made.
         pod: their owner, if kubelet's records tell.
         targets: what each region is to become; None: blank.
-        instance: kubelet's life that asked. A later one may start the owner's containers without
-            PreStart until the plugin has registered with it.
+        instance: the kubelet instance that asked. A later one may start the owner's containers
+            without PreStart until the plugin has registered with it.
     """
 
     lease: Lease
@@ -171,7 +172,7 @@ class Preparer:
             if ledger.record(region) is not record or record.condition is not asked:
                 raise NotFinishedError(
                     f"region {region} changed after it was prepared",
-                    hint="kubelet's next try prepares it anew",
+                    hint="kubelet's next try prepares it again",
                 )
         changed = [region for region in plan.targets if observed[region] != records[region].afu_id]
         if changed:
@@ -179,7 +180,7 @@ class Preparer:
             shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
             raise NotFinishedError(
                 f"the AFU ids are no longer those that were prepared: {shows}",
-                hint="kubelet's next try prepares the regions anew",
+                hint="kubelet's next try prepares the regions again",
             )
 
     def check(self, plan: Plan, *, mending: bool = False) -> None:
@@ -191,14 +192,14 @@ class Preparer:
 
         Raises:
             RefusedError: it does not.
-            NotFinishedError: kubelet restarted, and asks anew.
+            NotFinishedError: kubelet restarted, and asks again.
         """
         ledger = self._operations.ledger
         plan.lease.check()
         if plan.instance != ledger.kubelet_instance:
             raise NotFinishedError(
                 f"kubelet restarted while {', '.join(plan.targets)} was prepared",
-                hint="kubelet's next try prepares it anew",
+                hint="kubelet's next try prepares it again",
             )
         for allocation in plan.lease.allocations:
             ledger.obstacles.check_grants(allocation)

@@ -1,7 +1,7 @@
 """What is read of cards while others work on them: a card that does not answer holds up no other.
 
 A read of a sick card's attribute may wait in the kernel for ever. Each card's reads take a thread
-of their own then, as its work does (`cards.workers`), and whoever waits is told.
+of their own then, as its work does (`cards.workers`), and whoever waits is notified.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class SilentCardError(HardwareError):
 
 
 class CardReads:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self) -> None:
         self._threads: KeyedThreads[CardId] = KeyedThreads("cards")

@@ -3,7 +3,7 @@
 An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
 kubelet may yet start the new owner's container without asking (after its restart).
 
-It is the worker of the queue of cards (`queue`). A region whose former owner still runs, or whose
+It is the worker of the queue of cards (`queue`). A region whose earlier tenant still runs, or whose
 port somebody has open, waits; everything else goes on. What had begun stops between two regions
 when kubelet restarts.
 """
@@ -32,7 +32,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -97,7 +98,7 @@ class Scrubber:
         )
 
     def _tenants_elsewhere(self, card: Card) -> list[Tenancy]:
-        """Pods without an allocation that have a node of the card in their hands, for another region."""
+        """Tenancies of other regions, without an allocation, that lead to a node of the card."""
         strangers = map(self._operations.ledger.strangers, card.regions)
         return [one for of_region in strangers for one in of_region if one.left]
 
@@ -139,7 +140,7 @@ class Scrubber:
         )
 
     def _memory_due(self, card: Card) -> bool:
-        """Whether a memory debt can be paid without a scrub."""
+        """Whether the memory can be cleared without a scrub."""
         ledger = self._operations.ledger
         return (
             card.clears_memory
@@ -161,22 +162,22 @@ class Scrubber:
             if self._recovery.due(card):
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
-            lent = await self._end_tenancies_elsewhere(card)
+            tenants = await self._end_tenancies_elsewhere(card)
             if not self._due(card):
                 if self._memory_due(card):
                     return await self._clear_memory(card)
                 await self._give_back(card)
-                return Outcome.WAIT if lent else Outcome.NOTHING
+                return Outcome.WAIT if tenants else Outcome.NOTHING
             blanks = await self._blanks(card)
             if not blanks:
                 return Outcome.NOTHING  # the store's change adds the card again
             reports: dict[RegionId, Report] = {}
             try:
                 async with AsyncExitStack() as stack:
-                    life = self._queue.life
+                    instance = self._queue.instance
                     held = await self._take(card, blanks, stack)
                     reports.update((region.id, self._begin_report(region.id)) for region in held)
-                    scrubbed = await self._scrub(card, blanks, held, reports, life)
+                    scrubbed = await self._scrub(card, blanks, held, reports, instance)
                 # Closed first: whoever hears that a region is clean finds its port free.
                 self._clean(scrubbed, reports, blanks)
             finally:
@@ -223,7 +224,7 @@ class Scrubber:
                 log.warning("drivers not given back", region=region.id, error=str(error))
 
     async def _end_tenancies_elsewhere(self, card: Card) -> bool:
-        """Whether a node of the card is still in the hands of a pod whose allocation ended."""
+        """Whether a pod whose allocation ended may still open a node of the card."""
         gone: list[Tenancy] = []
         living: set[PodUid] = set()
         for one in self._tenants_elsewhere(card):
@@ -304,12 +305,12 @@ class Scrubber:
         blanks: Mapping[RegionId, _Blank],
         held: Mapping[Region, Port],
         reports: Mapping[RegionId, Report],
-        life: int,
+        instance: int,
     ) -> list[RegionId]:
         """Returns which of them were scrubbed, the card's memory included.
 
-        `life`: kubelet's, in which nobody used them. Its successor may start an owner's containers
-        without PreStart, and that it has told what is in use since says nothing of what began.
+        `instance`: of kubelet, in which nobody used them. The next one may start an owner's
+        containers without PreStart; what it has reported as in use since does not show them.
         """
         operations, ledger = self._operations, self._operations.ledger
         if not held:
@@ -319,7 +320,7 @@ class Scrubber:
             ledger.work.set_memory_clear_pending(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
-            if not self._nobody_began(life):
+            if not self._nobody_began(instance):
                 break
             blank, report = blanks[region.id], reports[region.id]
             try:
@@ -327,7 +328,7 @@ class Scrubber:
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
-        if not self._nobody_began(life):
+        if not self._nobody_began(instance):
             return []
         if done:
             try:
@@ -337,8 +338,8 @@ class Scrubber:
                 return []
         return list(done)
 
-    def _nobody_began(self, life: int) -> bool:
-        return self._queue.synced and self._queue.life == life
+    def _nobody_began(self, instance: int) -> bool:
+        return self._queue.synced and self._queue.instance == instance
 
     def _clean(
         self,

@@ -36,15 +36,8 @@ from fpga_plugin.errors import (
     InvalidRequestError,
 )
 from fpga_plugin.hardware.backend import DriverSettings
-from fpga_plugin.ids import (
-    AfuId,
-    BitstreamId,
-    DeviceId,
-    InterfaceId,
-    RegionId,
-    ResourceName,
-    known_resource,
-)
+from fpga_plugin.ids import AfuId, BitstreamId, DeviceId, InterfaceId, RegionId, known_resource
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import UnknownVariables
 
 log = structlog.get_logger()
@@ -54,13 +47,13 @@ _MAX_AT_ONCE = 1000
 
 
 class Targets:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger and the backend.
         store: where bitstreams come from.
         reads: of cards that may not answer.
-        recorder: is told of variables that mean nothing.
+        recorder: is notified of variables that mean nothing.
         unknown: what is done about those.
         debugging: what pods' annotations ask for; None: they are not read.
     """

@@ -65,7 +65,7 @@ def add_status_parser(commands: "Commands") -> None:
         action="store_true",
         help="what happened last: allocations, programmings, scrubs and refusals of each region",
     )
-    status.add_argument("--watch", action="store_true", help="show it anew when it changes")
+    status.add_argument("--watch", action="store_true", help="show it again when it changes")
     status.add_argument(
         "--find",
         metavar="TEXT",

@@ -91,7 +91,7 @@ def rules(
     allow(_host_bridges(root), WRITE)
     allow((settings.dev_root,), DEVICES)
     if settings.recovery is RecoveryPolicy.REBIND or rebinds:
-        # Not dfl-pci's directory alone: a module that is loaded anew has another one.
+        # Not dfl-pci's directory alone: a module that is loaded again has another one.
         allow((os.path.join(root, "bus/pci/drivers"),), WRITE)
     return allowed, unreached
 
@@ -164,7 +164,7 @@ def _kubeconfig(path: str) -> Iterator[str]:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return  # whoever asks the API server is told what is wrong with it
+        return  # whoever asks the API server is notified what is wrong with it
     for named in sorted(set(_files_named(content))):
         yield os.path.dirname(os.path.join(directory, named))
 

@@ -80,7 +80,7 @@ class Daemon:
 
     Args:
         settings: all of them.
-        observer: is told of each of kubelet's calls, and of each scrub and preparation.
+        observer: is notified of each of kubelet's calls, and of each scrub and preparation.
         confined: the process is the plugin's own: it takes from itself what the plugin does not
             need, once the hardware is open.
     """
@@ -143,7 +143,7 @@ class Daemon:
                 claims=bool(
                     journal.doubt
                     or journal.snapshot.claim_owners
-                    or Fact.CLAIMS in journal.snapshot.facts
+                    or Fact.RESOURCE_CLAIMS in journal.snapshot.facts
                 ),
                 cdi_dirs={
                     os.path.dirname(one.file)
@@ -192,7 +192,7 @@ class Daemon:
             await asyncio.to_thread(journal.checkpoint)
 
     async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
-        """A background task that fails ends the process: kubelet's DaemonSet starts it anew."""
+        """A background task that fails ends the process: kubelet's DaemonSet starts it again."""
         try:
             await work
         except asyncio.CancelledError:

@@ -34,18 +34,9 @@ from fpga_plugin.errors import (
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.ids import (
-    AfuId,
-    CardId,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    Resource,
-    ResourceKind,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId, Resource, ResourceKind
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 
@@ -82,7 +73,7 @@ class _Preparation:
     """Work for one PreStart; outlives the call.
 
     Attributes:
-        asked: what else than the plan's lease and life of kubelet makes a later PreStart the same:
+        asked: what else than the plan's lease and kubelet instance makes a later PreStart the same:
             who asks, and what for.
     """
 
@@ -95,16 +86,16 @@ class _Preparation:
 
 
 class PreStarts:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and pods' cgroups.
         preparer: does the work on the regions.
-        targets: tells what a container's requests mean for them.
-        pods: tells who asks.
-        envs: tells what the container asks for, where kubelet does not send it.
+        targets: reports what a container's requests mean for them.
+        pods: reports who asks.
+        envs: reports what the container asks for, where kubelet does not send it.
         permission: the operator's policy.
-        recorder: is told of refusals.
+        recorder: is notified of refusals.
     """
 
     def __init__(
@@ -215,7 +206,7 @@ class PreStarts:
             raise NotFinishedError(
                 f"{', '.join(sorted(devices))}: another call used the preparation, or it was"
                 " replaced by a later one",
-                hint="kubelet's next try begins anew",
+                hint="kubelet's next try begins again",
             )
         self._drop(devices)
         if preparation.error is not None:
@@ -302,7 +293,8 @@ class PreStarts:
         if missing:
             if identity.pod is None:
                 raise RefusedError(
-                    f"{', '.join(missing)}: no allocation is known, and kubelet's records show none",
+                    f"{', '.join(missing)}: neither the plugin nor kubelet's records know an"
+                    " allocation",
                     hint=DELETE_THE_POD,
                 )
             for device in missing:
@@ -378,7 +370,7 @@ class PreStarts:
         if self._lease(lease.devices) != lease:
             raise NotFinishedError(
                 f"{', '.join(lease.devices)} got another owner while the pod's spec was read",
-                hint="kubelet's next try begins anew, if the pod is still there",
+                hint="kubelet's next try begins again, if the pod is still there",
             )
         return asked
 

@@ -1,6 +1,6 @@
 """Reconcile: compare the ledger with kubelet's own records.
 
-Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
+Twofold. At the start of each kubelet instance nothing is scrubbed until its records were read
 once: that answer syncs the queue of cards. After that, while anything is owned, kubelet is asked at
 intervals which devices its pods still hold, and an allocation that it no longer knows ends: after
 two Lists in a row, both begun after the allocation's last Allocate or PreStart and in one instance,
@@ -30,10 +30,11 @@ from fpga_plugin.deviceplugin.allocatable import AllocatableCheck
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ REWRITE_POLL = 0.02
 
 
 class Reconciler:
-    """Belongs to the event loop; is told of kubelet's lives by every resource that finds one.
+    """Is notified of kubelet instances by every resource that finds one.
 
     Args:
         ledger: whose allocations end.
@@ -55,7 +56,7 @@ class Reconciler:
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
         owners: compares the ledger with kubelet's checkpoint.
-        envs: forgets with each life of kubelet which container started last.
+        envs: forgets with each kubelet instance which container started last.
         missed: looks for containers that started without PreStart.
         pods_socket: of kubelet's Pods API; None: it is not asked which pods live.
 
@@ -103,7 +104,7 @@ class Reconciler:
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
     def kubelet_found(self, instance: str) -> None:
-        """A life of kubelet began or was found, told by its socket's identity.
+        """A kubelet instance began or was found, told by its socket's identity.
 
         Of another one than before, what is in use is not known yet.
 
@@ -245,7 +246,7 @@ class Reconciler:
         return checkpoint
 
     async def _list(self, podresources: PodResourcesClient) -> None:
-        """Ask kubelet which devices its pods hold; end the allocations that it lacked before, too."""
+        """Ask kubelet which devices its pods hold; end what it lacked before, too."""
         ledger = self._ledger
         before = {one.device: ledger.activity[one.device] for one in ledger.pod_allocations()}
         instance = ledger.kubelet_instance
@@ -326,8 +327,7 @@ class Reconciler:
         self._release(gone, solved=False)
 
     def _release(self, devices: Collection[DeviceId], *, solved: bool = True) -> None:
-        """End the allocations of devices that nobody has, unless something happened to them
-        meanwhile.
+        """End the allocations of devices that nobody has, if nothing happened to them meanwhile.
 
         `solved`: what was wrong with kubelet's records is over, unless one cannot be ended.
         """

@@ -13,7 +13,7 @@ socket. This order serves every way in which kubelets handle a second registrati
   the old stream is open;
 - 1.27 to 1.36 take the newest, and when the old stream ends they disconnect the new one
   (kubernetes/kubernetes issues 121994 and 127803);
-- 1.37 tells them apart by their socket paths (kubernetes/kubernetes pull request 135437).
+- 1.37 distinguishes them by their socket paths (kubernetes/kubernetes pull request 135437).
   It refuses a path that is still connected, and then forgets to disconnect it when its stream ends:
   the path is refused for good.
 
@@ -36,7 +36,7 @@ from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 _log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class ResourceStatus:
 
 
 class Registration:
-    """One resource and its lives; `run` is the task that keeps it registered.
+    """One resource and its registrations; `run` is the task that keeps it registered.
 
     Attributes:
         opened: how often kubelet opened its stream.
@@ -91,14 +91,14 @@ class Registration:
         directory: KubeletDirectory,
         *,
         timing: Timing,
-        lives: Reconciler,
+        reconciler: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
         self._calls = calls
         self._directory = directory
         self._timing = timing
-        self._lives = lives
+        self._reconciler = reconciler
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
@@ -142,8 +142,8 @@ class Registration:
                 instance = await self._kubelet()
                 began = asyncio.get_running_loop().time()
                 try:
-                    self._lives.kubelet_found(instance)
-                    await self._life(instance)
+                    self._reconciler.kubelet_found(instance)
+                    await self._serve(instance)
                 except FpgaPluginError as error:
                     self._problem = str(error)
                 except Exception:  # noqa: BLE001  # a defect must not end the registrations for good
@@ -191,7 +191,7 @@ class Registration:
         except TimeoutError:
             pass
 
-    async def _life(self, instance: str) -> None:
+    async def _serve(self, instance: str) -> None:
         """One socket from binding to the end of its stream.
 
         Raises:
@@ -202,7 +202,7 @@ class Registration:
             self._resource,
             self._calls,
             self._directory.path,
-            lives=self._lives,
+            reconciler=self._reconciler,
             on_call=self._on_call,
         )
         outdated = ""

@@ -18,14 +18,15 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.deviceplugin.prestart import PreStarts
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()
 
 
 class DevicePluginService:
-    """Belongs to the event loop. Ids come as kubelet sent them, unchecked.
+    """Ids come as kubelet sent them, unchecked.
 
     Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
 

@@ -43,7 +43,7 @@ class KubeletDirectory:
 
     @property
     def instance(self) -> str | None:
-        """What tells this life of kubelet from others; None while it has no socket."""
+        """What tells this kubelet instance from others; None while it has no socket."""
         return socket_identity(self.path, KUBELET_SOCKET)
 
     @contextmanager

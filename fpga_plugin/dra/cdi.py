@@ -2,7 +2,7 @@
 
 One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which names may begin with a
 digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
-files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
+files are written again at each Prepare and at each start of the plugin. A runtime drops a file that
 it does not understand, and a container whose device is in none does not start.
 """
 
@@ -21,16 +21,8 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import (
-    ClaimUid,
-    DeviceId,
-    RegionId,
-    Resource,
-    ResourceName,
-    device_order,
-    numbered_variable,
-    parse_claim_uid,
-)
+from fpga_plugin.ids import DeviceId, RegionId, Resource, device_order, numbered_variable
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 VERSION: Final = "0.5.0"
 
@@ -168,7 +160,7 @@ def _allocation(claim: Allocation) -> AllocateAnswer:
 
 
 def _variables(request: str, claims: Iterable[Allocation]) -> Mapping[str, str]:
-    """What a container finds all devices of a request by, as in one answer of the first door.
+    """What a container finds all devices of a request by, as in one answer to Allocate.
 
     Each of these devices sets them to the same, so it does not matter which is injected last.
     """
@@ -203,7 +195,7 @@ def _edits(given: AllocateAnswer, of_requests: Iterable[Mapping[str, str]]) -> M
             {
                 "hostPath": mount.host_path,
                 "containerPath": mount.container_path,
-                # As kubelet asks for by the first door.
+                # As kubelet asks for with the device plugin API.
                 "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
             }
             for mount in given.mounts

@@ -2,7 +2,7 @@
 
 NodePrepareResources names a claim only. It is read here, and counts only if its uid is the one that
 kubelet named. A claim that the scheduler made for a pod's extended resources has no config but the
-class's: what its containers ask for stands in their environment, as by the first door.
+class's: what its containers ask for stands in their environment, as with the device plugin API.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +17,10 @@ from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
 from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
-from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid, parse_name, parse_pod_uid
 
 CALL_SECONDS: Final = 5.0
 """For one question; Prepare has 40 s for everything."""
@@ -207,7 +207,7 @@ class ClaimReader:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         driver: our name.
         node: ours; the name of its pool, too.
-        named: is told what the pods of a claim are called.
+        named: is called what the pods of a claim are called.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ClaimReader:
 
         Raises:
             NoSuchClaimError: there is none of this uid.
-            NoSourceError: the API server does not tell.
+            NoSourceError: the API server does not say.
             FpgaPluginError: it cannot be served.
         """
         path = (

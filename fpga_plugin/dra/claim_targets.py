@@ -18,11 +18,11 @@ from fpga_plugin.kubernetes.pod import Pod
 
 
 class ClaimTargets:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: knows the cards.
-        targets: tells what variables mean.
+        targets: what variables mean.
         kubeconfig: path of a file with credentials; None: the pod's service account.
     """
 
@@ -96,7 +96,7 @@ class ClaimTargets:
             # Names of bitstreams become ids here, so that a class's pin is held against ids.
             env = {**container.unknown, **container.env}
             requests = await self._targets.requests(identity, [one.device for one in devices], env)
-            for region, request in assign(requests, self._targets(devices)).items():
+            for region, request in assign(requests, self._candidates(devices)).items():
                 target = (
                     DeviceTarget()
                     if request is None
@@ -111,7 +111,7 @@ class ClaimTargets:
                     )
         return {region: target for region, (_, target) in found.items()}
 
-    def _targets(self, devices: list[Allocated]) -> list[Target]:
+    def _candidates(self, devices: list[Allocated]) -> list[Target]:
         return [
             Target(
                 region=region.id,

@@ -1,4 +1,4 @@
-"""What the scheduler is told: the ledger as devices, counters and taints.
+"""What the scheduler is sent: the ledger as devices, counters and taints.
 
 The device plugin's lists hide a card while its regions are owned. Here nothing is hidden: a card
 and its regions share counters, and the scheduler, which does all accounting, keeps them apart. So
@@ -51,7 +51,7 @@ _WHOEVER_OWNS_IT: Final = FAILED | {
     *(Kind.GONE, Kind.INCOMPLETE),
     *(Kind.DRAINED, Kind.EXPOSED, Kind.POD),
 }
-"""What the scheduler is told of a device that has an owner, too."""
+"""What the scheduler is sent of a device that has an owner, too."""
 
 _WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
 
@@ -141,7 +141,7 @@ class DesiredDevices:
         }[advertise]
 
     def __call__(self, form: Form) -> tuple[Slice, ...]:
-        """The slices, in order; at least one, so that an empty pool is told as well."""
+        """The slices, in order; at least one, so that an empty pool is reported as well."""
         ledger = self._ledger
         cards = sorted(
             ledger.cards.keys() | {card_of(device) for device in ledger.allocations},

@@ -1,4 +1,4 @@
-"""The second door, put together: kubelet's calls, its record, and its finding of the driver.
+"""The DRA driver, put together: kubelet's calls, its record, and its finding of the driver.
 
 The driver's socket is `<kubelet root>/plugins/<driver>/dra.sock`; kubelet hears of it by the one in
 `plugins_registry`. Both have fixed names, and stay for the life of the process. A kubelet that
@@ -55,7 +55,7 @@ def socket_path(settings: Settings) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Whether the settings are enough for this door.
+    """Whether the settings are enough for DRA.
 
     Raises:
         SettingsError: they are not.
@@ -81,7 +81,7 @@ def check(settings: Settings) -> None:
 
 
 def make_directories(settings: Settings) -> None:
-    """What the door writes into, before the process gives up making such directories.
+    """What the driver writes into, before the process gives up making such directories.
 
     Raises:
         SocketError: one cannot be made, or kubelet's root directory is another one.
@@ -119,7 +119,7 @@ def open_leftovers(
 
 
 class DraDriver:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         settings: all of them.
@@ -136,7 +136,7 @@ class DraDriver:
         problem: why it has not; empty while nothing went wrong.
     """
 
-    def __init__(  # noqa: PLR0917  # the same as of the first door
+    def __init__(  # noqa: PLR0917  # the same as of the device plugin API
         self,
         settings: Settings,
         operations: CardOperations,

@@ -17,14 +17,15 @@ from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 
 
 class ClaimEnds:
-    """What kubelet's calls and its record say of the ends of claims. Belongs to the event loop.
+    """What kubelet's calls and its record say of the ends of claims.
 
     Args:
         ledger: who has what.

@@ -26,7 +26,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError
-from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ids import CardId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ RETRY_SECONDS: Final = 30.0
 
 
 class ClaimFiles:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: who has what.
@@ -96,10 +97,10 @@ class ClaimFiles:
             else:
                 self._failing.discard(uid)
 
-    async def settle(self, uid: ClaimUid, *, anew: bool = False) -> ClaimOwner | None:
+    async def settle(self, uid: ClaimUid, *, again: bool = False) -> ClaimOwner | None:
         """Make a claim's file what the ledger says, until both agree.
 
-        `anew`: it is written although it should be there.
+        `again`: it is written although it should be there.
 
         Returns the claim as its file has it; None: it has none that anybody answers for.
 
@@ -121,7 +122,7 @@ class ClaimFiles:
             claims = tuple(ledger.allocations[device] for device in owner.devices)
             # Pods may have come to it, of which the file says nothing.
             now = owner.requests, owner.file, [(claim.device, claim.grants) for claim in claims]
-            if now == content or (content is None and not anew and uid not in self._missing):
+            if now == content or (content is None and not again and uid not in self._missing):
                 self._missing.discard(uid)
                 return owner
             await asyncio.to_thread(self._cdi.write, owner, claims)

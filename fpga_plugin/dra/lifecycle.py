@@ -5,14 +5,14 @@ from the journal, and the hardware is not touched, whoever uses it by now. The c
 same: it may have been deallocated, and allocated again with other devices under the same uid, while
 kubelet was away or forgot it. What it had before is withdrawn then, and ends once nobody uses it.
 Else the claim's devices become its own in the ledger, and are scrubbed, programmed and verified as
-by the first door. The work is a task of its own, which the call's end does not end: kubelet's next
-call finds the result. What passes by itself (a former owner that still runs, a slow API server) is
-waited for inside the call, since kubelet tries again only after 60 to 90 s. A result does not
-expire: kubelet ends each claim that it asked to prepare.
+with the device plugin API. The work is a task of its own, which the call's end does not end:
+kubelet's next call finds the result. What passes by itself (an earlier tenant that still runs, a
+slow API server) is waited for inside the call, since kubelet tries again only after 60 to 90 s. A
+result does not expire: kubelet ends each claim that it asked to prepare.
 
 Unprepare ends the claim, and is answered when its regions are clean, so that the scheduler gives
 nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod: the
-answer comes once the scheduler has been told, else the next claim would get it.
+answer comes once the scheduler has been notified, else the next claim would get it.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()
@@ -73,7 +73,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """What kubelet is told of a device of a claim."""
+    """What kubelet is sent of a device of a claim."""
 
     requests: tuple[str, ...]
     device: DeviceId
@@ -109,7 +109,7 @@ class _Work:
 
 
 class ClaimLifecycle:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and pods' cgroups.
@@ -117,7 +117,7 @@ class ClaimLifecycle:
         targets: loads bitstreams.
         queue: where cards that have to be scrubbed are added.
         claims: reads claims.
-        claim_targets: tells what their regions are to become.
+        claim_targets: reports what their regions are to become.
         permission: the operator's policy.
         files: for the container runtime.
         ends: ends claims.
@@ -129,7 +129,7 @@ class ClaimLifecycle:
         seconds: until a call is answered.
     """
 
-    def __init__(  # as the first door's PreStarts
+    def __init__(  # as PreStarts has them
         self,
         operations: CardOperations,
         preparer: Preparer,
@@ -290,8 +290,8 @@ class ClaimLifecycle:
         )
 
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-        """The claim's file, and what kubelet is told."""
-        owner = await self._files.settle(ref.uid, anew=True)
+        """The claim's file, and what kubelet is sent."""
+        owner = await self._files.settle(ref.uid, again=True)
         if owner is None:
             known = self._ledger.claim_owners.get(ref.uid)
             if known is None or known.ended:
@@ -419,7 +419,7 @@ class ClaimLifecycle:
             await self._permission.check(identity, of, devices, tuple(asked), nobody)
 
     async def _check_users(self, ref: ClaimRef) -> None:
-        """What is not as it was prepared is not prepared anew under those who use it.
+        """What is not as it was prepared is not prepared again under those who use it.
 
         Raises:
             TenancyActiveError: a pod of the claim runs.

@@ -135,8 +135,8 @@ class Pool:
 
         Args:
             wanted: by name.
-            have: what the API server told; a server that passes over the field selector tells other
-                nodes' slices too, which are none of ours to delete.
+            have: what the API server told; a server that passes over the field selector reports
+                other nodes' slices too, which are none of ours to delete.
             accepted: by name, what was sent and what the server made of it; that is no difference.
         """
         have = {name: one for name, one in have.items() if self.owns(one)}

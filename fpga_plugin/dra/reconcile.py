@@ -1,6 +1,6 @@
 """Compares the ledger's claims with kubelet's record of them, whichever API serves.
 
-With each life of kubelet, before anything is scrubbed, and whenever the record changes: a claim
+With each kubelet instance, before anything is scrubbed, and whenever the record changes: a claim
 that the record names and the ledger lacks is adopted, whatever the plugin knew before, unless the
 cgroups of all its pods are known to be gone. So is a device of a claim in force whose own row a
 damaged journal lost. Pods of a claim come and go without a call: the record names them, and those
@@ -33,13 +33,13 @@ from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError
+from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.watcher import Look, Watcher, hint_for
-from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ids import CardId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import (
     FILE_NAME,
@@ -47,6 +47,7 @@ from fpga_plugin.kubernetes.kubelet.dra_record import (
     RecordUnreadableError,
     read_record,
 )
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 
@@ -57,7 +58,7 @@ _FILE: Final = re.compile(re.escape(FILE_NAME))
 
 
 class ClaimReconciler:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and pods' cgroups.
@@ -82,7 +83,7 @@ class ClaimReconciler:
         *,
         root: str,
         driver: str,
-        claims: Claims | None = None,
+        claims: ClaimReader | None = None,
         leftovers: DevicePluginLeftovers | None = None,
     ) -> None:
         self._operations = operations
@@ -122,7 +123,7 @@ class ClaimReconciler:
         )
 
     def kubelet_seen(self) -> None:
-        """A life of kubelet registered the driver: nothing is touched before its record is read."""
+        """A kubelet instance registered the driver: its record is read before any work."""
         self._queue.unsync()
         self._wake.set()
 

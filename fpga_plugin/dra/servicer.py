@@ -1,8 +1,8 @@
-"""Kubelet's calls of the second door: messages in, `ClaimLifecycle` behind, messages out.
+"""Kubelet's DRA calls: messages in, `ClaimLifecycle` behind, messages out.
 
-All claims of a call are served at the same time, so that one that waits for a former owner does not
-hold up another, and each has an answer of its own: an error of one is no error of the call. A claim
-that kubelet names twice is served once.
+All claims of a call are served at the same time, so that one that waits for an earlier tenant does
+not hold up another, and each has an answer of its own: an error of one is no error of the call. A
+claim that kubelet names twice is served once.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.lifecycle import ClaimLifecycle, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
-from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import statuses, unary
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.kubernetes.names import parse_name
+from fpga_plugin.kubernetes.names import parse_claim_uid, parse_name
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""What kubelet is told that is served; of each service it takes the first that it knows."""
+"""What kubelet is sent that is served; of each service it takes the first that it knows."""
 
 MAX_CLAIMS: Final = 256
 """Of one call; a pod has at most a few dozen."""
@@ -60,7 +60,7 @@ class DraServicer:
         self, lifecycle: ClaimLifecycle, ledger: Ledger, pool: str, recorder: EventRecorder
     ) -> None:
         self._recorder = recorder
-        self._lifecycle = life
+        self._lifecycle = lifecycle
         self._ledger = ledger
         self._pool = pool
         self._since: dict[tuple[DeviceId, bool], int] = {}

@@ -52,7 +52,7 @@ async def operate(context: StatusContext, word: str, card: str) -> Mapping[str, 
 
 async def _state(plugin: Plugin, state: CardState) -> CardStateView:
     """How far a card is from being pulled, and whose devices wait for that."""
-    if state.claim_owners:
+    if state.owners:
         await learn_names(plugin.ledger, plugin.node.pods)
     held = by_device(plugin.ledger)
     return {
@@ -68,7 +68,7 @@ async def _state(plugin: Plugin, state: CardState) -> CardStateView:
                 "started": holder.started,
                 "since": holder.since or None,
             }
-            for holder in state.claim_owners
+            for holder in state.owners
         ],
         "waits_for": list(state.waits_for),
         "not_clean": list(state.not_clean),

@@ -125,9 +125,9 @@ class _Cards:
                 "who has it is not known: kubelet's records were not read since it was found"
             )
         strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
-        if lent := sorted({one.pod for one in strangers if one.pod is not None}):
+        if tenants := sorted({one.pod for one in strangers if one.pod is not None}):
             notes.append(
-                f"pod {', '.join(lent)} still runs and may open a region of it: device numbers"
+                f"pod {', '.join(tenants)} still runs and may open a region of it: device numbers"
                 " changed after it was given its node"
             )
         if card_id in ledger.memory_clear_pending:

@@ -15,7 +15,7 @@ THREAD_SECONDS: Final = 5.0
 
 
 async def not_live(*, seconds: float = THREAD_SECONDS) -> str:
-    """Why the process should be started anew; empty while it lives."""
+    """Why the process should be started again; empty while it lives."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.to_thread(lambda: None)

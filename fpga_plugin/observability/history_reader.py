@@ -36,11 +36,11 @@ LATE: Final = 10.0
 
 
 class HistoryReader:
-    """Belongs to the event loop; reads beside the journal's own connection.
+    """Reads beside the journal's own connection.
 
     Args:
         state_dir: where the journal is.
-        catalogue: tells bitstreams' names.
+        catalogue: reports bitstreams' names.
     """
 
     def __init__(self, state_dir: str, catalogue: Catalogue) -> None:
@@ -78,7 +78,7 @@ class HistoryReader:
             try:
                 entries = await self._threads.run("", lambda: self._read(most), seconds=LATE)
             except LateError:
-                return []  # whoever writes there tells it
+                return []  # whoever writes there reports it
             if most is None:
                 self._kept = entries
                 asyncio.get_running_loop().call_later(KEPT, self._forget)
@@ -89,7 +89,7 @@ class HistoryReader:
 
     def _read(self, most: int | None) -> list[Entry]:
         found: list[Entry] = []
-        with suppress(sqlite3.Error):  # the journal's own errors are told where it is written
+        with suppress(sqlite3.Error):  # the journal's own errors are reported where it is written
             found.extend(islice(latest(self._path), most))
         return _named(found)
 

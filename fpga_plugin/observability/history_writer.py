@@ -1,6 +1,6 @@
 """Writes down what happens to regions a moment later and away from the calls.
 
-It listens where others do: the ledger for claims, and what the context is told of work and
+It listens where others do: the ledger for claims, and what the context is notified of work and
 refusals. Nothing waits for it, and nothing fails by it.
 """
 
@@ -19,8 +19,8 @@ from fpga_plugin.allocation.journal.records import Allocation
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.owners import Use, by_device
 
 log = structlog.get_logger()
@@ -40,7 +40,7 @@ Named = Callable[[PodUid | None], PodName | None]
 
 
 class HistoryWriter:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: whose claims are written down.
@@ -93,7 +93,8 @@ class HistoryWriter:
             for device in present
             if (holder := self._ledger.claim_owner_of(device)) is not None
         }
-        # The end of a claim over several cards is told card by card, and its holder goes at once.
+        # The end of a claim over several cards is reported card by card, and its holder goes at
+        # once.
         had = self._owners.get(card, {})
         for device in before.keys() | present.keys():
             old, new = before.get(device), present.get(device)

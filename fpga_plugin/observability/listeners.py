@@ -36,7 +36,7 @@ it; readiness gives up after 40 s, liveness after a minute."""
 
 
 class Listeners:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         context: what is shown.
@@ -90,7 +90,7 @@ class Listeners:
                 hint="remove what is in its place: without the socket `fpga-plugin status`, `card`"
                 " and the pod's probes fail",
             )
-            while listener.in_place:  # nothing tells of it
+            while listener.in_place:  # nothing reports it
                 await tick(self._recheck)
             log.warning(
                 "the status socket was removed, and is created again", address=listener.addresses[0]

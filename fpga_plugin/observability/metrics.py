@@ -70,7 +70,7 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
     ),
     (
         "memory_clear_pending",
-        "Whether a card's on-card memory may still hold a former tenant's data.",
+        "Whether a card's on-card memory may still hold an earlier tenant's data.",
         lambda plugin, card: card["card"] in plugin.ledger.memory_clear_pending,
     ),
     (

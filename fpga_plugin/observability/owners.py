@@ -1,4 +1,4 @@
-"""Whose a device is: a pod's by the first door, a ResourceClaim's and its pods' by the second.
+"""Whose a device is: a pod's with the device plugin API, a ResourceClaim's and its pods' with DRA.
 
 Names are foreign text; whoever shows them makes them safe for a terminal or a page.
 """
@@ -9,8 +9,8 @@ from typing import Final
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.schema import WhoView
 
 Names = Callable[[PodUid | None], PodName | None]
@@ -53,7 +53,7 @@ def who(
 
     Args:
         device: which.
-        pod: its owner by the first door, if it is known.
+        pod: its owner with the device plugin API, if it is known.
         holders: `by_device`.
         names: of pods.
     """

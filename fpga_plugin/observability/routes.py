@@ -38,7 +38,7 @@ _POST: Final = ("POST",)
 
 
 class Routes:
-    """Answers requests; belongs to the event loop.
+    """Answers requests.
 
     Args:
         context: what is shown.

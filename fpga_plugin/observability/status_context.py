@@ -16,7 +16,8 @@ from fpga_plugin.errors import FpgaPluginError, NotFinishedError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Readings
 from fpga_plugin.host.sandbox import Measure
-from fpga_plugin.ids import CardId, DeviceId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.observability.catalogue import Catalogue
 from fpga_plugin.observability.counters import Counters
 from fpga_plugin.observability.fresh import Fresh
@@ -39,7 +40,7 @@ FRESH = 2.0
 
 
 class Observer(ReportObserver, Protocol):
-    """Is told of each of kubelet's calls, of scrubs, preparations, warnings. Must not raise."""
+    """Is notified of each of kubelet's calls, of scrubs, preparations, warnings. Must not raise."""
 
     def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """A container is served, and may not be what its author means."""
@@ -51,16 +52,16 @@ class Observer(ReportObserver, Protocol):
 
 @dataclass(slots=True)
 class StatusContext:
-    """A daemon as it is looked at; belongs to the event loop.
+    """A daemon as it is looked at.
 
     Attributes:
         settings: all of them.
-        observer: is told of calls and of work on regions, too.
+        observer: is notified of calls and of work on regions, too.
         counters: what is counted.
         refusals: the last of each pod.
         catalogue: what the store has.
         warnings: the last of each pod that was served.
-        past: what happened, as the journal tells.
+        history: what happened, as the journal says.
         history_writer: writes that down; None while the plugin starts.
         phase: how far the start has come, until `plugin` is there.
         plugin: None while it starts.
@@ -74,7 +75,7 @@ class StatusContext:
     refusals: Refusals = field(default_factory=Refusals, init=False)
     catalogue: Catalogue = field(default_factory=Catalogue, init=False)
     warnings: Refusals = field(default_factory=Refusals, init=False)
-    past: HistoryReader = field(init=False)
+    history: HistoryReader = field(init=False)
     history_writer: HistoryWriter | None = field(default=None, init=False)
     phase: str = field(default="starting", init=False)
     plugin: "Plugin | None" = field(default=None, init=False)

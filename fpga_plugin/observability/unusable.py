@@ -2,7 +2,7 @@
 
 Not among them: regions that failed (`failed`), that an operator took out of service or refuses by a
 setting of exposure, that are kept for debugging, and those whose scrub is under way or waits for a
-former owner.
+earlier tenant.
 """
 
 from enum import Enum
@@ -21,7 +21,7 @@ class Unusable(Enum):
     NO_BLANK_BITSTREAM = "no blank bitstream"
     HELD_BY_ANOTHER_PLUGIN = "another plugin's pods hold the card"
     NOT_REPROGRAMMABLE = "the card cannot be reprogrammed"
-    NO_FUNCTION = "the image on it is a former owner's, and no function"
+    NO_FUNCTION = "the image on it is an earlier tenant's, and no function"
 
 
 def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | None:

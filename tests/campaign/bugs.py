@@ -110,8 +110,8 @@ BUGS = {
     ),
     "owners-leave-the-list": Bug(
         "allocation/lists.py",
-        "claim.device, self._healthy(claim.device, Stops.OWNER), numa\n",
-        "claim.device, self._healthy(claim.device, Stops.OFFER), numa\n",
+        "allocation.device, self._healthy(allocation.device, Stops.OWNER), numa\n",
+        "allocation.device, self._healthy(allocation.device, Stops.OFFER), numa\n",
         "3",
     ),
     "lost-log-believed": Bug(
@@ -144,23 +144,23 @@ BUGS = {
     ),
     "pods-of-a-claim-not-asked": Bug(
         "allocation/step.py",
-        "        self.begin(claim, pods, used=used)\n",
-        "        self.begin(claim, (), used=used)\n",
+        "        self.begin(allocation, pods, used=used)\n",
+        "        self.begin(allocation, (), used=used)\n",
         "47",
         apis="dra",
         also=(("allocation/dra_steps.py", "[pod for pod in pods if pod not in there]", "()"),),
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/lifecycle.py",
-        "        ledger.dra.take(holder, claim.users)\n",
-        "        ledger.dra.take(holder, claim.users)\n"
+        "        ledger.dra.take(owner, claim.users)\n",
+        "        ledger.dra.take(owner, claim.users)\n"
         "        ledger.dra.prepared(ref.uid, asked)\n",
         "29",
         apis="dra",
     ),
     "file-stays-after-unprepare": Bug(
         "dra/ends.py",
-        "        await self._files.remove(uid, holder)\n",
+        "        await self._files.remove(uid, owner)\n",
         "",
         "10",
         apis="dra",
@@ -209,8 +209,8 @@ BUGS = {
     ),
     "f2-files-are-sought-where-they-are-written-now": Bug(
         "dra/cdi.py",
-        "        return holder.file or self.path(holder.uid)\n",
-        "        return self.path(holder.uid)\n",
+        "        return owner.file or self.path(owner.uid)\n",
+        "        return self.path(owner.uid)\n",
         "310",
         apis="dra",
     ),

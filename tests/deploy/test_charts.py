@@ -66,7 +66,7 @@ def comparable(given: Objects) -> Objects:
     compared = {}
     for key, each in copy.deepcopy(given).items():
         if key[0] == "Namespace":
-            continue  # helm makes none: it is told which
+            continue  # helm makes none: it is notified which
         for name in HELMS_OWN:
             each["metadata"].get("labels", {}).pop(name, None)
         if key[0] == "DaemonSet":

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from doubles.cards import REGIONS
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
 from fpga_plugin.kubernetes.kubelet.podresources import PodDevices, PodList
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 POD = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 
@@ -52,8 +52,8 @@ class Kubelet:
         namespace: of all of them.
         known: what it says is allocatable.
         error: raised by each answer, where set.
-        instance: the life of kubelet that an answer is of.
-        on_call: is told of each question before it is answered.
+        instance: the kubelet instance that an answer is of.
+        on_call: is notified of each question before it is answered.
         answers: cleared, questions wait.
         calls: how many there were.
         checkpoint: devices that it writes down when a list is sent again; none of them where

@@ -1,4 +1,4 @@
-"""`make bench-doors`: both apis on one node, with the real kubelet, beside a pod without a device.
+"""`make bench-apis`: both APIs on one node, with the real kubelet, beside a pod without a device.
 
 Runs on the node of the tests (`pods_namespace.py`). Pods of one api take turns with pods without a
 device, so that what slows the machine slows both. A container's begin and end are when the runtime
@@ -167,7 +167,7 @@ def main() -> int:
 
 def _as_json(figures: dict[str, Sequence[Way]]) -> str:
     rows = [
-        {"door": api, **{k: v for k, v in asdict(way).items() if k not in {"ask", "free"}}}
+        {"api": api, **{k: v for k, v in asdict(way).items() if k not in {"ask", "free"}}}
         for api, ways in figures.items()
         for way in ways
     ]

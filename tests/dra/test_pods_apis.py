@@ -1,4 +1,4 @@
-"""A node goes from one API to the other and back, as docs/dra.md tells it, under real pods.
+"""A node goes from one API to the other and back, as docs/dra.md reports it, under real pods.
 
 Kubelet keeps a device plugin's resources for five minutes after the plugin went. The test waits for
 that: until then 1.36 does not start containers by limits whose devices come by DRA.

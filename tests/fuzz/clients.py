@@ -15,8 +15,8 @@ from fpga_plugin.allocation.journal.journal import NoJournal
 from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards.actions import CardActions
-from fpga_plugin.ids import CardId, DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.http import Listener, Request, Response
 from fpga_plugin.observability.page import page
 from fpga_plugin.observability.routes import Routes

@@ -19,7 +19,8 @@ from fpga_plugin.allocation.journal.marker import MARKER_FILE
 from fpga_plugin.allocation.journal.records import Allocation, Change, Condition, Fact, RegionRecord
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 # Memory, where there is some: a journal is opened some hundred times a second.
 _SCRATCH = tempfile.TemporaryDirectory(
@@ -170,7 +171,7 @@ def _file(data: bytes) -> None:
 def _claim(device: str, resource: str, **fields: object) -> list[object]:
     region = _OURS.regions[0]
     claim = Allocation(DeviceId(device), ResourceName(resource), grants={region.id: region.grant})
-    return ["claims", device, msgspec.to_builtins(claim) | fields]
+    return ["allocations", device, msgspec.to_builtins(claim) | fields]
 
 
 _REGION = _OURS.regions[0].id

@@ -1,7 +1,7 @@
 """Both sides of the kubelet layer, as small as its tests allow.
 
 `Kubelet` registers, dials back and keeps streams as the three generations of kubelet's own handler
-do (`deviceplugin/registration.py` tells them apart); `Calls` stands for the life of allocations
+do (`deviceplugin/registration.py` distinguishes them); `Calls` stands for the life of allocations
 behind the layer.
 """
 
@@ -23,7 +23,7 @@ from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.hardware.grant import Mount
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages.v1beta1 import (
     DevicePluginStub,
@@ -32,6 +32,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
@@ -78,7 +79,7 @@ class Changes:
 
 
 class Calls:
-    """Plays `DevicePluginService` and `Reconciler`: notes what is called, answers what the test says."""
+    """Plays `DevicePluginService` and `Reconciler`: notes calls, answers what the test says."""
 
     def __init__(self, changes: Changes) -> None:
         self.lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}

@@ -10,7 +10,7 @@ and after a 401 | kubeconfig | | 401, 403 | both | 401 | 401 |
 | 409 | a stale write | | writes (`test_slices.py`) |
 | 429 with Retry-After | by priority and fairness | yes | yes |
 | slow | stopped (SIGSTOP) | drip by drip | |
-| dead | killed and started anew | no handshake; half an answer | silent watch |
+| dead | killed and started again | no handshake; half an answer | silent watch |
 | a proxy's 404, 503, pages, redirects | | 404, 503 | all |
 | what is no JSON, too long, too deep | | | yes |
 """
@@ -29,10 +29,10 @@ from doubles.tls import certified
 
 from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import parse_claim_uid
 from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
+from fpga_plugin.kubernetes.names import parse_claim_uid
 
 PATH = "/apis/test/v1/things"
 

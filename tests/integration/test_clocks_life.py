@@ -3,7 +3,7 @@
 import pytest
 from daemon_support import BLANK, ID, P0, Node, Refused, eventually, request
 from doubles.bitstreams import document, packed
-from test_exposed_cards import status
+from test_exposure_policy import status
 
 AFU = "00c10c00" * 4
 

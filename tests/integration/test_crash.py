@@ -128,7 +128,7 @@ def begin_scrub_by_deallocate(node: Node) -> None:
 
 
 def begin_next_owner(node: Node) -> None:
-    """The scrub of what the former owner left, inside the next one's PreStart."""
+    """The scrub of what the earlier tenant left, inside the next one's PreStart."""
     call = node.kubelet.begin_prestart(P0, env=request(AFU_2))
     node.until_programming(P0, BLANK)
     call.cancel()
@@ -188,7 +188,7 @@ def with_neighbour(hardware: Hardware) -> Node:
 
 
 def check_after(node: Node, point: Point, hardware: Hardware) -> None:
-    """The plugin was killed at the point: start it anew, and let the allocation's life go on."""
+    """The plugin was killed at the point: start it again, and let the allocation's life go on."""
     other = hardware.neighbour
     kubelet = node.kubelet
     before = node.state()
@@ -339,7 +339,7 @@ def test_an_allocation_of_a_lost_journal_is_found_in_kubelets_checkpoint():
         assert node.afu(P0) == AFU
         assert node.kubelet.listed(CARDS) == {}
         assert (node.scrubs(P0), node.scrubs(P1)) == (0, 1)
-        # It may not be its own image: nothing tells.
+        # It may not be its own image: nothing reports it.
         node.kubelet.prestart(P0, env=request(AFU_2))
         assert (node.scrubs(P0), node.afu(P0)) == (1, AFU_2)
         node.kubelet.checkpoint()

@@ -99,7 +99,7 @@ def allocate(node: DraNode, claim: Claim, *devices: str) -> None:
 
 
 def another_pod(node: DraNode, claim: Claim) -> None:
-    """A claim is never allocated anew while it is reserved for a pod."""
+    """A claim is never allocated again while it is reserved for a pod."""
     claim.pods = [str(uuid.uuid4())]
     node.put(claim)
 
@@ -322,7 +322,7 @@ def test_no_container_starts_on_a_card_that_went_and_came_back():
 
 
 def test_a_claim_whose_card_is_away_for_a_moment_is_told_so_and_served_when_it_is_back():
-    """As while the driver of a free card is bound anew: kubelet asks again by itself."""
+    """As while the driver of a free card is bound again: kubelet asks again by itself."""
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
         node.unplug(CARD)
@@ -520,7 +520,7 @@ def test_several_pods_share_a_claim_and_all_of_them_are_waited_for():
         later = "22222222-2222-4222-8222-222222222222"
         node.cgroups.set(later, "main")
         claim.pods.append(later)
-        node.dra.keep(claim, devices)  # no call tells of it
+        node.dra.keep(claim, devices)  # no call reports it
         eventually(lambda: later in users(node))
         ending = node.dra.begin("Unprepare", claim)
         assert later in node.plugin.until_logged("scrub waits", region=P0)["reason"]
@@ -539,7 +539,7 @@ def users(node: DraNode) -> str:
 def journal(node: DraNode, claim: Claim) -> str:
     with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
         rows = db.execute(
-            "SELECT value FROM journal WHERE kind = 'holders' AND key = ?", (claim.uid,)
+            "SELECT value FROM journal WHERE kind = 'claim_owners' AND key = ?", (claim.uid,)
         )
         return "".join(value for (value,) in rows)
 
@@ -754,7 +754,7 @@ HELD = "ResourceClaims may still have devices, which are given to nobody"
 
 
 def by_device_plugin(node: DraNode, root: Path) -> None:
-    """Start the plugin anew, with the device plugin API; it sees kubelet's root directory there."""
+    """Start the plugin again with the device plugin API; it sees kubelet's root directory."""
     (root / "device-plugins").mkdir(parents=True, exist_ok=True)
     (root / "pods" / OWN_POD).mkdir(parents=True, exist_ok=True)
     node.set(mode="device-plugin", kubelet_root=str(root))

@@ -103,7 +103,7 @@ def test_live_and_ready_while_kubelet_is_served_and_not_ready_without(node):
     assert status == 503
     assert REGIONS in reasons
     assert "kubelet" in reasons
-    assert get(plugin, "/healthz") == (200, "ok\n"), "starting anew would not help"
+    assert get(plugin, "/healthz") == (200, "ok\n"), "starting again would not help"
     assert metrics(plugin)["fpga_plugin_ready"] == 0
 
 
@@ -288,7 +288,7 @@ def test_the_status_socket_answers_the_probes(node):
     code, reasons = eventually(lambda: said if (said := probe(node, "readyz"))[0] else None)
     assert code == 1
     assert REGIONS in reasons
-    assert probe(node, "healthz") == (0, "ok\n"), "starting anew would not help"
+    assert probe(node, "healthz") == (0, "ok\n"), "starting again would not help"
     plugin.kill()
     code, said = probe(node, "healthz")
     assert code == 1

@@ -31,7 +31,7 @@ from daemon_support import (
 
 from fpga_plugin.demo.double import EXTENDED, FORK, KubeletDouble
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 def test_every_resource_is_registered_and_every_region_blank_before_it_is_healthy():

@@ -281,7 +281,7 @@ def test_a_preparation_that_takes_too_long_goes_on_and_serves_exactly_one_later_
         node.kubelet.prestart(P0, env=request())  # finds it done
         assert node.afu(P0) == AFU
         assert node.steps(P0, mark).count("program") == 1
-        # That was its one call: the next is a restart of the container, and programs anew.
+        # That was its one call: the next is a restart of the container, and programs again.
         node.kubelet.prestart(P0, env=request())
         assert node.steps(P0, mark).count("program") == 2
 

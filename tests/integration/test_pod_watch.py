@@ -10,11 +10,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import PodsServer, serving
 
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.kubelet import podwatch
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
 from fpga_plugin.kubernetes.messages import core_v1, v1alpha1
 from fpga_plugin.kubernetes.messages.v1alpha1 import EventType
+from fpga_plugin.kubernetes.names import PodUid
 
 ONE, TWO = (PodUid(f"0f1c2d3e-0000-4000-8000-00000000000{number}") for number in (1, 2))
 
@@ -32,7 +32,7 @@ class Streaming(PodsServer):
     """A Pods API with the stream.
 
     Attributes:
-        initial: what each new stream tells at first.
+        initial: what each new stream reports at first.
         streams: how many there were.
     """
 

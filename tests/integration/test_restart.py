@@ -30,7 +30,7 @@ from daemon_support import (
 )
 
 from fpga_plugin.demo.double import STOCK, KubeletDouble
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 @pytest.fixture

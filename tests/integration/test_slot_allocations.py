@@ -1,4 +1,4 @@
-"""The life of an allocation on an OFS card: its AFU is in functions that containers get through VFIO."""
+"""An allocation on an OFS card: its AFU is in functions that containers get through VFIO."""
 
 import json
 from typing import Any

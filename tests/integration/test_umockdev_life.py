@@ -1,4 +1,4 @@
-"""The daemon on a card under umockdev: an allocation's life over real device nodes, ioctls, uevents."""
+"""The daemon on a card under umockdev: an allocation over real device nodes, ioctls, uevents."""
 
 import errno
 from collections.abc import Iterator

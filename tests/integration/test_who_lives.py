@@ -85,7 +85,7 @@ def test_a_pod_whose_cgroup_is_not_found_is_waited_for_while_any_pod_is_seen_to_
         cgroups.set(B, PAUSE)
         node.kubelet.prestart(P0, env=request())
         delete_by_force(node)
-        node.plugin.until_logged("cgroups do not tell whether a pod still runs", pod=A)
+        node.plugin.until_logged("cgroups do not say whether a pod still runs", pod=A)
         node.plugin.until_logged("scrub waits", region=P0)
         node.kubelet.until_health(P0, UNHEALTHY)
         assert node.afu(P0) == AFU

@@ -150,7 +150,7 @@ def add_credentials(spec: dict[str, Any]) -> None:
 
 
 class PodPlugin:
-    """One life of the plugin's pod; looks like `daemon_support.Plugin`.
+    """One run of the plugin's pod; looks like `daemon_support.Plugin`.
 
     Its lines are those that the container runtime wrote to the pod's log.
     """

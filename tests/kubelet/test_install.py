@@ -132,7 +132,7 @@ def overlay(directory: str) -> str:
 
 
 def blocks(document: str, heading: str) -> list[str]:
-    """What a part of a document tells to type, each block of it."""
+    """What a part of a document reports to type, each block of it."""
     text = (ROOT / "docs" / document).read_text()
     part = re.split(rf"^## {re.escape(heading)}\n", text, flags=re.MULTILINE)[1]
     part = re.split(r"^## ", part, flags=re.MULTILINE)[0]
@@ -341,7 +341,7 @@ def uninstalled(cluster: Cluster) -> None:
 
 
 def offers_nothing(cluster: Cluster) -> bool:
-    """What a plugin before offered goes when kubelet next tells of its devices."""
+    """What a plugin before offered goes when kubelet next reports its devices."""
     return not any(int(count) for count in cluster.allocatable().values())
 
 
@@ -370,7 +370,7 @@ def test_the_ten_minutes_of_the_install(cluster: Cluster) -> None:
     until(lambda: offers_nothing(cluster), "nothing is offered")
     told = cluster.types(serve)
     assert "Phase:          Succeeded" in told
-    # Kubelet tells the API server some seconds later, as the document says.
+    # Kubelet reports the API server some seconds later, as the document says.
     nodes = next(line for line in serve.splitlines() if line.strip().startswith("kubectl get"))
     until(lambda: f"{REGIONS}:2" in cluster.types(nodes), "the node's regions are told")
     until(lambda: f"{CARDS}:1" in cluster.types(nodes), "the node's card is told")

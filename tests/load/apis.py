@@ -30,7 +30,7 @@ from pods_support import PodsServer, as_kubelet_has_it, serving
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.hardware.simulated.slots import card_at
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 LIMIT = 300.0
 """Seconds for what has to come about by itself: all devices Healthy at the start and at the end."""

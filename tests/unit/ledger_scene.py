@@ -27,7 +27,8 @@ from ledger_world import (
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.policy.file import PolicyFile
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 

@@ -21,7 +21,8 @@ from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_nam
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.obstacles import FAILED, Kind
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 

@@ -48,14 +48,13 @@ from fpga_plugin.ids import (
     CardId,
     DeviceId,
     InterfaceId,
-    PodUid,
     RegionId,
-    ResourceName,
     device_variable,
 )
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint as KubeletsCheckpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.policy.file import PolicyFile
@@ -177,7 +176,7 @@ class Rack:
     """The backend over boards; every method is called by a job.
 
     Attributes:
-        touched: is told of each region that an operation is about to disturb.
+        touched: is notified of each region that an operation is about to disturb.
         operations: how many more the process lives for; None: for ever.
         accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
@@ -570,7 +569,7 @@ def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
 
 
 class Plugin:
-    """One life of the plugin's process: the real ledger and lifecycle on the world's doubles."""
+    """One run of the plugin's process: the real ledger and lifecycle on the world's doubles."""
 
     def __init__(
         self,
@@ -613,13 +612,13 @@ class Plugin:
         self.actions, self.operations = plugin.actions, plugin.operations
         self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
-            self.claims, self.lives, self.owners = api.calls, api.reconciler, api.owners
+            self.calls, self.reconciler, self.owners = api.calls, api.reconciler, api.owners
             self.lists = api.calls._lists
 
-    def kubelet_begins(self, life: str) -> None:
-        """A life of kubelet was found."""
-        lives = self.lives if self.dra is None else self.ledger.allocations
-        self.call(lambda: lives.kubelet_found(life))
+    def kubelet_begins(self, instance: str) -> None:
+        """A kubelet instance was found."""
+        steps = self.reconciler if self.dra is None else self.ledger.device_plugin
+        self.call(lambda: steps.kubelet_found(instance))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

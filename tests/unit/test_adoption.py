@@ -16,9 +16,9 @@ from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -24,8 +24,9 @@ from fpga_plugin.deviceplugin import missed_prestarts
 from fpga_plugin.deviceplugin.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.podresources import NoListReason, PodResourcesError
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.kubernetes.pod import Phase, Pod, State
 
 REGION = "0000-10-00.0-p0"
@@ -146,7 +147,7 @@ RATE_LIMITED = PodResourcesError("often", reason=NoListReason.RATE_LIMITED)
 
 
 def test_a_kubelet_that_the_journal_knows_is_asked_as_soon_as_something_changes():
-    """The plugin restarted, kubelet did not: it is told of no other kubelet."""
+    """The plugin restarted, kubelet did not: it is notified of no other kubelet."""
     sent = Sent()
     sent.standing = AllocatableCheck(sent.standing._link, sent.standing._podresources)
     assert not sent.standing.due
@@ -452,7 +453,7 @@ def test_a_whole_card_of_which_one_region_was_not_scrubbed_is_told_as_such(world
 def test_what_began_before_the_stream_is_told_by_the_first_stream_of_this_kubelet(world: World):
     world.restart_kubelet()
     birth = world.restart_again("k3")
-    world.stream_opens(birth + 60)  # kubelet asks anew for the list; it has our options long since
+    world.stream_opens(birth + 60)  # kubelet asks again for the list; it has our options long since
     world.started = int(birth) + 30
     assert world.look() == []
     birth = world.restart_again("k4", opens=100)

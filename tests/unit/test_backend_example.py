@@ -23,7 +23,8 @@ from fpga_plugin.errors import CardGoneError, PortInUseError, UnknownDeviceError
 from fpga_plugin.hardware import backend as interface
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import CardProblem
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 DOCUMENT = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")

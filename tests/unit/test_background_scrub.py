@@ -95,7 +95,7 @@ def test_a_region_that_becomes_due_while_the_blank_is_read_is_scrubbed_too(make)
     assert "release stopped" not in scene.logged
 
 
-@pytest.mark.parametrize("waits_for", ["an open port", "a former owner", "an owner that runs"])
+@pytest.mark.parametrize("waits_for", ["an open port", "an earlier tenant", "an owner that runs"])
 def test_what_a_scrub_waits_for_is_logged_once_each_time(make, waits_for: str) -> None:
     scene = make(cards=[1])
     (region,) = scene.regions
@@ -104,7 +104,7 @@ def test_what_a_scrub_waits_for_is_logged_once_each_time(make, waits_for: str) -
         if waits_for == "an open port":
             scene.rack.slot(region).opens.add("somebody")
             deallocate(scene, pod)
-        elif waits_for == "a former owner":
+        elif waits_for == "an earlier tenant":
             deallocate(scene, pod, ends=False)
         else:
             scene.plugin.call(lambda pod=pod: scene.plugin.calls.poststop(REGIONS, pod.devices))
@@ -551,7 +551,7 @@ def test_an_owner_whom_nobody_knows_is_not_looked_for(make) -> None:
     scene = make(cards=[1])
     (region,) = scene.regions
     pod = scene.admit(region)
-    pod.active = False  # kubelet's records do not tell whose allocation it is
+    pod.active = False  # kubelet's records do not say whose allocation it is
     scene.start(pod, AFU)
     with mock.patch.object(scene.operations.cgroups, "may_run_containers") as asked:
         scene.plugin.call(lambda: scene.plugin.calls.poststop(REGIONS, pod.devices))

@@ -1,4 +1,4 @@
-"""Kubelet's calls around the gate (test_prestart.py): what each tells the rest of the plugin.
+"""Kubelet's calls around the gate (test_prestart.py): what each reports the rest of the plugin.
 
 Each of these broke without a fast test noticing (`make mutants`).
 """
@@ -31,9 +31,9 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
+from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, Resource
 from fpga_plugin.kubernetes.cgroup import Cgroup
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.settings.values import CdiDevices, UnknownVariables
 
 OTHER_AFU = AFUS[1]
@@ -443,7 +443,7 @@ def test_what_was_prepared_for_an_ended_allocation_does_not_expire(scene: Scene)
 
 
 def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_so(scene: Scene):
-    recorder = scene.plugin.calls._prestarts._wants._recorder = mock.Mock()
+    recorder = scene.plugin.calls._prestarts._targets._recorder = mock.Mock()
     region = scene.regions[0]
     pod = scene.admit(region)
     scene.start(pod, AFU)
@@ -457,7 +457,7 @@ def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_s
     assert (identity.pod, devices) == (pod.uid, (region,))
     assert "FPGA_NONSENSE" in words
 
-    scene.plugin.calls._prestarts._wants._unknown = UnknownVariables.REFUSE
+    scene.plugin.calls._prestarts._targets._unknown = UnknownVariables.REFUSE
     task = call(scene, pod, env_for([AFU]) | NOT_A_REQUEST)
     scene.plugin.work()
     assert isinstance(task.exception(), InvalidRequestError)

@@ -21,7 +21,8 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.actions import CardActions, CardState
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import CardProblem, PciFunction
-from fpga_plugin.ids import CardId, PciAddress, PodUid, RegionId
+from fpga_plugin.ids import CardId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
 
 
@@ -167,7 +168,7 @@ def test_what_keeps_a_card_from_being_pulled(
         assert told.startswith(words.format(region))
     assert found.may_be_pulled == (not waits)
     assert (found.present, found.drained) == (True, way is not in_service)
-    assert [one.started for one in found.holders] == ([True] if way is owned else [])
+    assert [one.started for one in found.owners] == ([True] if way is owned else [])
 
 
 @pytest.mark.parametrize("way", [owned, unreconciled, former])

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.cdi import CdiFiles
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.kubernetes.names import ClaimUid
 
 UID = ClaimUid("claim-a")
 

@@ -1,4 +1,4 @@
-"""What a claim's file tells the container runtime: its own nodes, to those who asked for them.
+"""What a claim's file reports the container runtime: its own nodes, to those who asked for them.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. When
 the file is there at all is in test_claim_files.py.
@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from doubles.cards import device, make_card
 from ledger_support import make_ledger
-from test_holders import POD, A, B, owner
+from test_dra_steps import POD, A, B, owner
 
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, nodes=(2, 3))
 DRIVER = "fpga.intel.com"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doubles.cards import AFU, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, reopened
-from test_holders import POD, A, B, owner, prepare
+from test_dra_steps import POD, A, B, owner, prepare
 
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
@@ -15,7 +15,7 @@ from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.kubernetes.names import ClaimUid
 
 ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
 SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
@@ -131,7 +131,7 @@ def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Dir
 
 
 def test_what_was_adopted_and_has_no_file_gets_none(cdi: Directory):
-    """Nobody knows what its region holds: no container starts on it before it is prepared anew."""
+    """Nobody knows what its region holds: no container starts on it before it is prepared again."""
     ledger, _ = make_ledger(ONE, TWO)
     ledger.dra.adopt_claim(owner(A, device(ONE, 0)), [POD])
     cdi.begin(ledger, lambda: ledger.dra.join(A, ()))
@@ -190,7 +190,7 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_written_has_that_of_its
     ledger = again(prepared(), ONE, TWO)
     ledger.dra.end_claim(B)
     meanwhile(cdi, monkeypatch, lambda: prepare(ledger, TWO, 0, A))
-    answered = asyncio.run(ClaimFiles(ledger, cdi.files).settle(A, anew=True))
+    answered = asyncio.run(ClaimFiles(ledger, cdi.files).settle(A, again=True))
     assert answered == ledger.claim_owners[A]
     (path,) = cdi.path.glob(f"*{A}.json")
     assert device_name(device(TWO, 0)) in path.read_text()

@@ -1,7 +1,7 @@
 """A ResourceClaim's Prepare and Unprepare, and what happens to it between any two of their steps.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-orders of the checked model are in test_claims_model.py, the door as kubelet sees it in
+orders of the checked model are in test_claims_model.py, the driver as kubelet sees it in
 tests/integration/test_dra.py.
 """
 
@@ -35,8 +35,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 from fpga_plugin.settings.settings import Mode, RecoveryPolicy, ScrubPolicy
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
@@ -89,7 +89,7 @@ class Anything:
 
 
 class ClaimScene(Scene):
-    """As `Scene`, with the door of DRA."""
+    """As `Scene`, with the DRA driver."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ClaimScene(Scene):
         self.live()
 
     def live(self) -> None:
-        """A life of the plugin's process."""
+        """A run of the plugin's process."""
         self.plugin = Plugin(
             self.rack,
             self.pods,
@@ -140,7 +140,7 @@ class ClaimScene(Scene):
         self.lifecycle._permission = permission
 
     def restart(self) -> None:
-        """Another life of the plugin, as far as kubelet's record is not asked for."""
+        """Another run of the plugin, as far as kubelet's record is not asked for."""
         self.plugin.end()
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
@@ -333,7 +333,7 @@ def test_what_changes_under_the_last_look_is_not_prepared(scene: ClaimScene) -> 
     assert scene.file() == ""
     scene.pass_time(task.done)
     assert task.result()
-    assert scene.afu(region) == AFU, "it is programmed anew"
+    assert scene.afu(region) == AFU, "it is programmed again"
 
 
 def test_nothing_is_given_out_before_kubelets_record_was_read(scene: ClaimScene) -> None:
@@ -585,13 +585,13 @@ def test_a_card_that_goes_while_the_file_is_written_leaves_no_file(scene: ClaimS
     assert scene.file() == ""
 
 
-# ------------------------------------------------------------------ allocated anew
+# ------------------------------------------------------------------ allocated again
 
 
 def test_a_call_that_joins_an_earlier_ones_work_looks_at_the_claim_itself(
     scene: ClaimScene,
 ) -> None:
-    """The claim was allocated anew after that work had read it."""
+    """The claim was allocated again after that work had read it."""
     one, two = scene.regions[:2]
     scene.allocated(A, one)
     first = scene.prepare()
@@ -843,7 +843,7 @@ def test_while_the_api_server_is_away_it_is_asked_often_enough_and_given_up_at_o
     assert isinstance(task.exception(), NoSourceError)
 
 
-def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
+def test_a_pod_of_the_other_api_is_no_claim_that_kubelet_may_have_lost(
     scene: ClaimScene,
 ) -> None:
     doubted: list[object] = []
@@ -860,7 +860,7 @@ def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
 def test_the_pod_that_comes_with_a_prepared_claim_is_one_of_its_users_before_it_is_answered(
     scene: ClaimScene,
 ) -> None:
-    """No call comes for a further pod of a claim where kubelet restarts: the read claim tells."""
+    """No call comes for a further pod of a claim where kubelet restarts: the read claim reports."""
     scene.allocated(A, scene.regions[0])
     scene.prepared()
     scene.allocated(A, scene.regions[0], wants=OTHER, pods=("pod-2",))
@@ -931,7 +931,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
     """The store is read in between: a rule for one kind of card must not be asked of another."""
     card = scene.ledger.cards[card_of(scene.regions[0])]
     other = replace(card, interface_id=OTHER_INTERFACE)
-    wishes, asked = scene.lifecycle._wishes.of, []
+    wishes, asked = scene.lifecycle._claim_targets.of, []
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
@@ -940,7 +940,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
             scene.ledger.hardware.card_found(other, {}, BLANK)
         return found
 
-    monkeypatch.setattr(scene.lifecycle._wishes, "of", meanwhile)
+    monkeypatch.setattr(scene.lifecycle._claim_targets, "of", meanwhile)
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -954,7 +954,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
 def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wishes = scene.lifecycle._wishes.of
+    wishes = scene.lifecycle._claim_targets.of
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
@@ -962,7 +962,7 @@ def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
         scene.ledger.resources.clear()
         return found
 
-    monkeypatch.setattr(scene.lifecycle._wishes, "of", meanwhile)
+    monkeypatch.setattr(scene.lifecycle._claim_targets, "of", meanwhile)
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -1216,7 +1216,7 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
     async def blank(_: ResourceClaim) -> dict[RegionId, None]:
         return {region: None}
 
-    scene.lifecycle._wishes.of = blank  # type: ignore[assignment,method-assign]
+    scene.lifecycle._claim_targets.of = blank  # type: ignore[assignment,method-assign]
     (answer,) = scene.prepared()
     assert answer.requests == ("a", "b")
     assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-3"}

@@ -28,9 +28,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import ClaimUid, PodUid
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 
 DRIVER, NODE = "fpga.intel.com", "node-a"
 REF = ClaimRef(ClaimUid("claim-a"), "space", "claim")

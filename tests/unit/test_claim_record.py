@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import OTHER, A, B, ClaimScene, ref
+from test_claim_lifecycle import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.records import Condition
@@ -24,9 +24,10 @@ from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import ClaimUid
 
 DRIVER = "fpga.intel.com"
 
@@ -60,7 +61,7 @@ class RecordScene(ClaimScene):
         return bool(task.result())
 
     def restart(self) -> None:
-        """Another life of the plugin, up to where kubelet's record is about to be read."""
+        """Another run of the plugin, up to where kubelet's record is about to be read."""
         self.plugin.end()
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
@@ -251,8 +252,8 @@ def test_a_record_that_was_read_around_a_call_is_read_once_more(scene: RecordSce
 
 
 def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
-    """Between two containers a pod's cgroup is empty, and where none is seen nothing tells: what
-    has preparation_error is not prepared again under the pods that kubelet's record names."""
+    """Between two containers a pod's cgroup is empty, and where none is seen nothing reports it:
+    what has preparation_error is not prepared again under the pods that kubelet's record names."""
     region = scene.regions[0]
     scene.allocated(A, region)
     scene.prepared()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import A, B, ClaimScene
+from test_claim_lifecycle import A, B, ClaimScene
 
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.dra.cdi import CdiError
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.kubernetes.names import ClaimUid
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_claim_that_is_forgotten_while_others_are_looked_at_ends_nothing(
 def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_twice(
     scene: ClaimScene,
 ) -> None:
-    """Or is being prepared anew: what is said of it then is not true."""
+    """Or is being prepared again: what is said of it then is not true."""
     run(scene)
     region = scene.regions[0]
     scene.plugin.call(lambda: scene.ledger.work.dirty([region], "somebody may have used it"))
@@ -175,20 +175,20 @@ def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_tw
 def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_again(
     scene: ClaimScene,
 ) -> None:
-    """Kubelet was told that it is prepared, and asks no more."""
+    """Kubelet was notified that it is prepared, and asks no more."""
     run(scene)
     ledger, region = scene.ledger, scene.regions[0]
     scene.plugin.call(lambda: ledger.work.dirty([region], "somebody may have used it"))
     (removal,) = [job for job in scene.plugin.jobs if "remove" in repr(job.function)]
     scene.plugin.jobs.remove(removal)
 
-    def anew() -> None:
+    def again() -> None:
         ledger.dra.take(ledger.claim_owners[A], ())
         ledger.work.working([region])
         ledger.work.programmed(region, AFU)
         ledger.dra.prepared(A, {})
 
-    scene.plugin.call(anew)
+    scene.plugin.call(again)
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()

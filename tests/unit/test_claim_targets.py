@@ -14,7 +14,7 @@ import pytest
 from doubles.cards import AFU, INTERFACE
 from ledger_scene import scenes
 from structlog.testing import capture_logs
-from test_claim_life import OTHER, A, ClaimScene
+from test_claim_lifecycle import OTHER, A, ClaimScene
 
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.dra.claim import Allocated, Config, ResourceClaim
@@ -26,10 +26,10 @@ from fpga_plugin.errors import (
     NotPermittedError,
     RefusedError,
 )
-from fpga_plugin.ids import BitstreamId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import BitstreamId, DeviceId, RegionId
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.pods import ExtendedClaim
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 from fpga_plugin.settings.values import UnknownVariables
 
@@ -37,7 +37,7 @@ POD = PodName("space", "compress"), PodUid("pod-1")
 
 
 class Server:
-    """The API server's word on a pod, as `ApiServer` tells it."""
+    """The API server's word on a pod, as `ApiServer` reports it."""
 
     pod: Pod
     mapped: ExtendedClaim | None
@@ -107,7 +107,7 @@ def test_each_device_becomes_what_its_request_asks_for(scene: ClaimScene) -> Non
 def test_what_a_class_pins_holds_for_the_devices_of_its_request(scene: ClaimScene) -> None:
     one, two = scene.regions[:2]
     claim = replace(
-        scene.allocated(A, one, two, targets=None),
+        scene.allocated(A, one, two, wants=None),
         configs=(config(of_class=True, requests=("fpga",), bitstream=BitstreamId(AFU)),),
     )
     assert images(scene, claim) == {one: AFU, two: AFU}
@@ -142,7 +142,7 @@ def extended(
 ) -> ResourceClaim:
     """A pod that asked for extended resources, and the claim that stands for them."""
     claim = replace(
-        scene.allocated(A, *devices.values(), targets=None),
+        scene.allocated(A, *devices.values(), wants=None),
         devices=tuple(Allocated(name, name, DeviceId(one)) for name, one in devices.items()),
         pod=POD,
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from ledger_scene import scenes
-from test_claim_life import A
+from test_claim_lifecycle import A
 from test_claim_record import RecordScene, name
-from test_holders import LATER, POD
-from test_holders import A as CLAIM
+from test_dra_steps import LATER, POD
+from test_dra_steps import A as CLAIM
 from test_lost_claims import World
 
 from fpga_plugin.dra import reconcile

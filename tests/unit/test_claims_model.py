@@ -35,9 +35,10 @@ from fpga_plugin.dra.claim import (
 )
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.regionconfig import RegionConfig
-from fpga_plugin.ids import BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 from fpga_plugin.settings.settings import Mode, ScrubPolicy
 
 TRACES = sorted((ROOT / "tests/traces/claims").glob("*.txt"))
@@ -572,10 +573,10 @@ def joined(replay: Replay, happens: Any) -> Any:
     replay.step_prepare(1, 0)
     replay.step_claim_read(1, 0)
     replay.cancel(1)
-    (work,) = replay.life._work.values()
+    (work,) = replay.lifecycle._work.values()
     happens()
     replay.step_prepare(1, 0)
-    assert replay.life._work == {uid(1): work}, "it has joined"
+    assert replay.lifecycle._work == {uid(1): work}, "it has joined"
     return answered(replay, 1)
 
 

@@ -21,9 +21,9 @@ from fpga_plugin.cards.debugging import (
     parse_keep,
 )
 from fpga_plugin.errors import NoSourceError, RefusedError
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet import podsapi
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State
 
 CARD = make_card(1)
@@ -164,7 +164,7 @@ class Pods:
 
     async def pod(self, _uid, _held):
         if self.answer is None:
-            raise NoSourceError("nobody tells")
+            raise NoSourceError("nobody reports")
         return self.answer
 
 
@@ -245,7 +245,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
 @pytest.mark.parametrize(
     "answer",
     [None, pod(State(Phase.RUNNING), ended=False), pod(ended=False)],
-    ids=["nobody tells", "it runs", "it waits"],
+    ids=["nobody reports", "it runs", "it waits"],
 )
 def test_without_a_failure_it_is_scrubbed_soon(answer):
     ledger, _ = started()

@@ -69,7 +69,7 @@ def test_a_pod_is_asked_for_once_a_look_and_all_its_regions_are_kept():
 
 @pytest.mark.parametrize("known", [None, PodName("tenant", "compress")])
 def test_who_is_asked_knows_what_the_pod_is_called(known):
-    """After a restart only the journal tells, and the API server is asked by the name."""
+    """After a restart only the journal reports, and the API server is asked by the name."""
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(3)))
     learnt = []
@@ -126,7 +126,7 @@ def test_the_time_in_which_a_status_may_come_begins_anew_with_each_owner(seen):
     ledger, _ = started()
     made, clock, _ = debugging(ledger)
     ledger.device_plugin.release([P0])
-    look(made)  # nobody tells yet
+    look(made)  # nobody reports yet
     ledger.device_plugin.allocate(REGIONS, [P0])
     if seen == "free":
         look(made)

@@ -1,4 +1,4 @@
-"""What the scheduler is told of cards and regions."""
+"""What the scheduler is sent of cards and regions."""
 
 import re
 from dataclasses import replace
@@ -8,13 +8,14 @@ from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
-from test_holders import POD, owner
+from test_dra_steps import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.dra.desired import DesiredDevices, Effect, Form, Slice, Taint
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -28,7 +29,7 @@ OLD = Form(counters=False, taints=False)
 def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
     required = scrub_policy is ScrubPolicy.REQUIRED
     ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
-    ledger.obstacles._claims = True
+    ledger.obstacles._dra = True
     return DesiredDevices(ledger, advertise=advertise)
 
 

@@ -19,13 +19,14 @@ from ledger_support import (
     start,
 )
 from msgspec import UNSET
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.journal.records import Tenancy
 from fpga_plugin.allocation.journal.rows import statements
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid
 
 POD, NEXT = PodUid("pod-a"), PodUid("pod-b")
 CARD, OTHER = make_card(1, major=240), make_card(2, nodes=(2, 3), major=240)

@@ -18,7 +18,8 @@ from fpga_plugin.allocation.journal.records import (
     TenantImage,
 )
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))
@@ -50,7 +51,7 @@ def test_nothing_that_gives_trust_is_believed_and_nothing_else_is_lost() -> None
             R2: RegionRecord(R2, Condition.PROGRAMMED, "", AFU),
             R3: RegionRecord(R3, Condition.DIRTY, "so"),
         },
-        owners={UID: replace(owner(UID, device(OTHER)), boot="boot")},
+        claim_owners={UID: replace(owner(UID, device(OTHER)), boot="boot")},
         images={TenantImage(R0, AFU): True},
         drained={CARD.id: True},
         memory_clear_pending={CARD.id: True},
@@ -67,7 +68,7 @@ def test_nothing_that_gives_trust_is_believed_and_nothing_else_is_lost() -> None
         R2: RegionRecord(R2, Condition.DIRTY, reason),
         R3: told.regions[R3],
     }
-    assert found.holders == {UID: owner(UID, device(OTHER))}
+    assert found.claim_owners == {UID: owner(UID, device(OTHER))}
     unknown = {TenantImage(region, None) for region in (R0, R1, R2, R3)}
     assert found.images.keys() == {TenantImage(R0, AFU)} | unknown
     for kind in ("drained", "memory_clear_pending", "rebinding", "resources", "pending_poststops"):
@@ -91,7 +92,7 @@ def test_a_container_of_any_allocation_may_have_started_and_every_tenancy_be_use
 
 
 def test_a_card_that_is_claimed_in_both_ways_loses_these_allocations_and_no_tenancy() -> None:
-    """Invariant 1. Allocations of other cards take something from nobody: they stay (invariant 3)."""
+    """Invariant 1. Allocations of other cards take nothing from anybody: they stay."""
     both = {
         device(CARD): allocation(device(CARD), WHOLE),
         device(CARD, 0): allocation(device(CARD, 0)),
@@ -119,7 +120,7 @@ def test_who_may_be_using_a_region_is_found_in_every_form_that_schema_3_had() ->
             shared: replace(allocation(shared, number=5), pod=None),
         },
         regions={R0: RegionRecord(R0, Condition.DIRTY)},
-        owners={UID: owner(UID, shared)},
+        claim_owners={UID: owner(UID, shared)},
     )
     loan = f'{{"pod":"{FORMER}","region":"{R0}","node":"/dev/old"}}'
     damage = f'{{"pod":"{FORMER}","region":"{CARD.id}","node":"/dev/old"}}'

@@ -1,7 +1,7 @@
 """Kubelet's calls of the second api over a socket: what each claim is answered, and who hears it.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-a claim goes through is in test_claim_lifecycle.py, the door with a daemon behind in
+a claim goes through is in test_claim_lifecycle.py, the driver with a daemon behind in
 tests/integration/test_dra.py.
 """
 
@@ -34,11 +34,11 @@ from fpga_plugin.dra.lifecycle import PreparedDevice
 from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -176,7 +176,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     def run(story: Play, life: Life | None = None) -> None:
         async def main() -> None:
             ledger, _ = make_ledger(CARD)
-            ledger.obstacles._claims = True
+            ledger.obstacles._dra = True
             lives, heard = life or Life(), Heard()
             recorder = EventRecorder(
                 None,
@@ -553,7 +553,7 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
 
 
 def test_a_stream_that_nobody_reads_any_more_costs_nothing(play: Callable[..., None]) -> None:
-    """Kubelet opens one anew at each of its starts."""
+    """Kubelet opens one again at each of its starts."""
 
     async def story(api: Api) -> None:
         listeners = len(api.ledger._listeners)

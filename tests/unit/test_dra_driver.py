@@ -1,7 +1,7 @@
-"""The second door as kubelet finds it: what it takes, its two sockets, and what it says of itself.
+"""DRA as kubelet finds it: what it takes, its two sockets, and what it says of itself.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-calls are in test_dra_calls.py, the door with a daemon behind in tests/integration/test_dra.py.
+calls are in test_dra_calls.py, the driver with a daemon behind in tests/integration/test_dra.py.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from doubles.plugin_manager import PluginManager
 from grpclib.client import Channel
 from grpclib.encoding.proto import ProtoCodec
 from ledger_support import make_ledger
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
-from fpga_plugin.dra import door as module
+from fpga_plugin.dra import driver as module
 from fpga_plugin.dra.driver import DraDriver, check, make_directories, socket_path
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.backoff import Backoff
@@ -166,7 +166,7 @@ def make(root: Path, ledger: Ledger) -> Callable[[], DraDriver]:
 
 
 def sockets() -> list[str]:
-    """Those of the door's two sockets that are there."""
+    """Those of the driver's two sockets that are there."""
     return [path for path in BOTH if os.path.exists(path)]
 
 
@@ -190,7 +190,7 @@ def play(story: Callable[[], Any]) -> None:
 
 @asynccontextmanager
 async def serving(api: DraDriver) -> AsyncIterator[Kubelet]:
-    """The door from its start to its end, and a kubelet that looks for it."""
+    """The driver from its start to its end, and a kubelet that looks for it."""
     kubelet = Kubelet()
     await api.start()
     kubelet.manager.start()
@@ -240,7 +240,7 @@ def test_both_sockets_go_at_the_end_and_whoever_is_connected_is_told(
             await end(UID)  # the connection before it is accepted by then
             await api.stop()
             assert sockets() == []
-            await reader.read()  # until the door's end of it is closed
+            await reader.read()  # until the driver's end of it is closed
             writer.close()
             await api.stop()
             await until(lambda: kubelet.known is None)
@@ -452,7 +452,7 @@ def test_the_end_of_a_claim_waits_until_the_scheduler_knows_what_it_leaves(
     play(story)
 
 
-def test_what_the_door_does_while_it_serves(make: Callable[[], DraDriver]) -> None:
+def test_what_the_driver_does_while_it_serves(make: Callable[[], DraDriver]) -> None:
     """Of each there is one, and none is forgotten: who reads kubelet's record frees regions."""
 
     async def story() -> None:

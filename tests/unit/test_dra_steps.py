@@ -12,7 +12,8 @@ from fpga_plugin.allocation.journal.records import Change, ClaimOwner, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")
@@ -45,10 +46,10 @@ def test_a_prepared_claim_survives_a_restart_and_not_a_reboot():
     region = prepare(ledger, card, 0)
     assert ledger.dra.is_prepared(ledger.claim_owners[A])
     again = reopened(journal, card)
-    assert again.dra.is_prepared(again.holders[A])
-    assert again.claims[DeviceId(region)].started
+    assert again.dra.is_prepared(again.claim_owners[A])
+    assert again.allocations[DeviceId(region)].started
     after = reopened(journal, card, boot_id="another")
-    assert not after.dra.is_prepared(after.holders[A])
+    assert not after.dra.is_prepared(after.claim_owners[A])
     assert after.record(region).condition is Condition.DIRTY
 
 
@@ -72,7 +73,7 @@ def test_a_claim_has_a_card_or_its_regions_not_both():
     assert ledger.allocations == {}
 
 
-def test_a_claim_of_the_first_door_is_in_the_way_too():
+def test_a_claim_of_the_device_plugin_is_in_the_way_too():
     card = make_card()
     ledger, _ = make_ledger(card)
     ledger.device_plugin.allocate(
@@ -133,13 +134,13 @@ def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     assert ledger.dra.is_prepared(ledger.claim_owners[A])
     assert ledger.dra.leave(A, {second}) == (card.id,)
     again = reopened(journal, card)  # it may die here
-    kept = again.holders[A]
+    kept = again.claim_owners[A]
     assert (kept.devices, {*kept.requests}, again.dra.is_prepared(kept)) == (
         (second,),
         {second},
         False,
     )
-    assert set(again.claims) == {second}
+    assert set(again.allocations) == {second}
     assert again.record(RegionId(first)).condition is Condition.DIRTY
     assert former(again, RegionId(first)) == {POD}
     again.dra.take(owner(B, first), [POD])
@@ -151,7 +152,7 @@ def test_of_a_claim_that_left_all_it_had_no_row_is_kept():
     region = prepare(ledger, card, 0)
     assert ledger.dra.leave(A, {device(card, 1)}) == (card.id,)
     again = reopened(journal, card)
-    assert (again.holders, again.claims) == ({}, {})
+    assert (again.claim_owners, again.allocations) == ({}, {})
     assert former(again, region) == {POD}
     assert again.dra.leave(A, set()) == ()
     again.dra.take(owner(A, device(card, 1)), [POD])
@@ -172,7 +173,7 @@ def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_na
     ledger, journal = make_ledger(card)
     prepare(ledger, card, 0)
     again = reopened(journal, now, boot_id="another")
-    (claim,) = again.dra.take(again.holders[A], [POD])
+    (claim,) = again.dra.take(again.claim_owners[A], [POD])
     assert claim.resource == REGIONS.replace(card.interface_id, OTHER_INTERFACE)
 
 
@@ -194,10 +195,10 @@ def test_what_is_adopted_of_a_claim_takes_nothing_from_what_is_known_of_it():
     ledger.dra.prepared(A, {})
     del journal.snapshot.allocations[device(card, 1)]
     again = reopened(journal, card)
-    known = again.claims[device(card, 0)]
-    (adopted,) = again.dra.adopt_claim(again.holders[A], [POD])
+    known = again.allocations[device(card, 0)]
+    (adopted,) = again.dra.adopt_claim(again.claim_owners[A], [POD])
     assert adopted.device == device(card, 1)
-    assert again.claims[device(card, 0)] is known
+    assert again.allocations[device(card, 0)] is known
 
 
 @pytest.mark.parametrize("step", ["take", "prepared", "end"])
@@ -241,11 +242,11 @@ def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
     known = ledger.claim_owners[A]
     assert ledger.dra.is_prepared(known)
     assert not ledger.dra.is_prepared(replace(known, ended=True)), "whatever else its row says"
-    nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
+    nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not say the boot's id
     nowhere.dra.take(owner(A, device(card, 0)), [POD])
-    assert not nowhere.dra.is_prepared(nowhere.holders[A])
+    assert not nowhere.dra.is_prepared(nowhere.claim_owners[A])
     nowhere.dra.prepared(A, {})
-    assert not nowhere.dra.is_prepared(nowhere.holders[A]), "it may have been in another boot"
+    assert not nowhere.dra.is_prepared(nowhere.claim_owners[A]), "it may have been in another boot"
 
 
 def test_of_a_prepared_claim_whose_row_was_lost_nothing_stands():
@@ -254,7 +255,9 @@ def test_of_a_prepared_claim_whose_row_was_lost_nothing_stands():
     prepare(ledger, card, 0)
     del journal.snapshot.allocations[device(card, 0)]
     again = reopened(journal, card)
-    assert again.dra.preparation_error(again.holders[A]) == f"it does not have {device(card, 0)}"
+    assert (
+        again.dra.preparation_error(again.claim_owners[A]) == f"it does not have {device(card, 0)}"
+    )
 
 
 def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_next():
@@ -306,7 +309,7 @@ def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
     again = reopened(journal, *now)
     with pytest.raises(RefusedError, match="also open to the pod that was given"):
         again.dra.take(owner(B, device(now[1], 0)), [POD])
-    assert B not in again.holders
+    assert B not in again.claim_owners
 
 
 def test_the_end_of_a_claim_is_counted():
@@ -366,7 +369,7 @@ def test_what_a_claim_leaves_is_counted_as_released():
     assert ledger.ends["released"] == 1
 
 
-def test_poststops_of_the_other_doors_claims_are_none_of_a_claims():
+def test_poststops_of_the_other_apis_claims_are_none_of_a_claims():
     """A node that changes its api: what may still come is not kept for whoever comes later."""
     card = make_card()
     ledger, _ = make_ledger(card)

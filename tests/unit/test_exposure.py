@@ -14,7 +14,7 @@ from fpga_plugin.dra.desired import DesiredDevices, Form
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Iommu
-from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 from fpga_plugin.settings.settings import Advertise, Exposure
 
 PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"

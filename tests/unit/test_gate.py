@@ -1,7 +1,7 @@
 """What a PreStart does to regions, in which order, and at which instants it stops.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-kubelet is told is in test_prestart.py.
+kubelet is notified is in test_prestart.py.
 """
 
 from dataclasses import replace
@@ -28,7 +28,8 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
 OTHER_AFU = AFUS[1]
@@ -73,7 +74,7 @@ def _ended(scene: Scene, pod) -> None:
 
 
 def _restarted(scene: Scene, _pod) -> None:
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_found("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
 
 
 def _hot(scene: Scene, pod) -> None:
@@ -98,7 +99,7 @@ def _pulled(scene: Scene, pod) -> None:
         # Before, no plan was made: it is the new kubelet's.
         (_restarted, NotFinishedError, 2, False),
         (_restarted, NotFinishedError, 2, True),
-        (_hot, RefusedError, 0, False),  # a rebind reads the card's signals anew
+        (_hot, RefusedError, 0, False),  # a rebind reads the card's signals again
         (_pulled, (RefusedError, CardGoneError), 0, False),
         (_pulled, (RefusedError, CardGoneError), 0, True),
     ],
@@ -388,7 +389,7 @@ def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(ma
 
 @pytest.mark.parametrize("condition", [Condition.DIRTY, Condition.UNBLANKED])
 def test_the_last_image_is_not_handed_over_as_blank(make, condition: Condition) -> None:
-    """Best-effort: what a former owner programmed is still there, and this one asks for none."""
+    """Best-effort: what an earlier tenant programmed is still there, and this one asks for none."""
     scene = make(cards=[1], scrub=ScrubPolicy.BEST_EFFORT)
     (region,) = scene.regions
     former = scene.admit(region)

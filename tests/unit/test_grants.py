@@ -10,7 +10,8 @@ from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import PodUid, RegionId, Resource, device_variable
+from fpga_plugin.ids import RegionId, Resource, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 
 CARD = make_card(1, nodes=((0, 1), (2, 3)), shared=("/dev/shared",))
 OTHER = make_card(2, nodes=((4, 5), (6, 7)), shared=("/dev/shared",))

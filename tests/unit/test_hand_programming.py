@@ -29,7 +29,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import Alias, BitstreamId, CardId, PodUid, RegionId
+from fpga_plugin.ids import Alias, BitstreamId, CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 NAMES = Names({(INTERFACE, Alias("gzip")): BitstreamId(AFU)})
 

@@ -9,15 +9,15 @@ from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import found, scrub, start
 from test_debugging import POD as DEBUGGED
 from test_debugging import started
-from test_holders import A, holder
+from test_dra_steps import A, owner
 
 from fpga_plugin.allocation.journal import history
 from fpga_plugin.allocation.journal.history import MOST, Entry, Event, Kind, latest
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards.reports import Report, Step
-from fpga_plugin.ids import DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability import history_writer
 from fpga_plugin.observability.history_writer import HistoryWriter
 
@@ -98,7 +98,7 @@ def test_a_whole_card_is_told_for_each_region(scene):
 def test_the_end_of_a_claim_over_two_cards_is_told_with_its_claim_on_both(scene, restarted):
     found(scene.ledger, OTHER)
     scrub(scene.ledger, OTHER)
-    scene.ledger.dra.take(holder(A, P0, device(OTHER, 0)), [POD])
+    scene.ledger.dra.take(owner(A, P0, device(OTHER, 0)), [POD])
     if restarted:
         scene.history_writer = HistoryWriter(scene.ledger, lambda _: None, scene.journal)
     scene.ledger.dra.end_claim(A)
@@ -273,7 +273,7 @@ def test_it_is_written_while_the_plugin_serves(scene, journal, monkeypatch):
         for number in range(200):
             scene.history_writer.refused(POD, [P0, P1], f"no {number}")
         async with asyncio.timeout(60):
-            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing tells
+            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.01)
         task.cancel()
 

@@ -9,7 +9,9 @@ import pytest
 from doubles.cards import AFU, device, make_card
 
 from fpga_plugin.allocation.journal.history import Entry, Event, Kind
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import PodUid
+from fpga_plugin.observability import history_reader
 from fpga_plugin.observability.catalogue import Catalogue
 from fpga_plugin.observability.history_reader import HistoryReader
 
@@ -46,7 +48,7 @@ class Table:
 @pytest.fixture
 def shown(monkeypatch):
     table = Table()
-    monkeypatch.setattr(past, "latest", table.latest)
+    monkeypatch.setattr(history_reader, "latest", table.latest)
     return table, HistoryReader("/state", cast("Catalogue", SimpleNamespace(name=lambda _afu: "")))
 
 
@@ -72,7 +74,7 @@ def test_however_many_search_the_history_it_is_read_once_and_not_by_asyncios_thr
 
 
 def test_what_is_kept_of_the_history_is_for_a_moment(shown, monkeypatch):
-    monkeypatch.setattr(past, "KEPT", 0.001)
+    monkeypatch.setattr(history_reader, "KEPT", 0.001)
     table, history = shown
 
     async def ask():
@@ -116,7 +118,7 @@ def test_a_pods_name_is_shown_wherever_one_event_of_it_has_it(shown, monkeypatch
     _, history = shown
     pod = PodUid("pod-b")
     after = Entry(R1, Kind.SCRUBBED, Event(at=4.0, pod=pod))  # by a plugin that was restarted
-    monkeypatch.setattr(past, "latest", lambda _path: [after, *ENTRIES])
+    monkeypatch.setattr(history_reader, "latest", lambda _path: [after, *ENTRIES])
     scrubbed, released = asyncio.run(history.events("team/web"))
     assert (scrubbed["pod"], scrubbed["event"]) == ("team/web", "scrubbed")
     assert (released["pod"], released["event"]) == ("team/web", "released")
@@ -129,7 +131,7 @@ def test_a_bitstreams_last_use_is_read_by_the_same_thread(shown):
 
 
 def test_a_history_that_is_not_read_in_time_shows_nothing(shown, monkeypatch):
-    monkeypatch.setattr(past, "LATE", 0.01)
+    monkeypatch.setattr(history_reader, "LATE", 0.01)
     table, history = shown
     table.go_on.clear()
 

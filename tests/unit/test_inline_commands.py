@@ -21,7 +21,7 @@ PROGRAMS = frozenset({
 """How a command begins, as the documents have any."""
 
 HISTORY = "CHANGELOG.md"
-"""It tells of commands as they were."""
+"""It reports commands as they were."""
 
 BY_A_TEST = {
     "kubectl label node NODE feature.node": "tests/kubelet/test_install.py",
@@ -42,8 +42,8 @@ BY_A_TEST = {
 }
 NOT_RUN = {
     "docker pull debian:bookworm-slim": "needs an engine and a registry",
-    "lspci ": "tells of the host's hardware",
-    "fuser ": "tells of the host's processes",
+    "lspci ": "reports the host's hardware",
+    "fuser ": "reports the host's processes",
     "apt-get install": "changes the machine",
     "sudo apt-get install": "changes the machine",
     "chown -hR root:root": "changes the host's store",

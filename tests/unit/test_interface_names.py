@@ -13,7 +13,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards import interface_names
 from fpga_plugin.cards.interface_names import InterfaceNames
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)

@@ -41,8 +41,9 @@ from fpga_plugin.daemon import process as daemon
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import RegionId, device_variable
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 from fpga_plugin.settings.settings import Settings
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -234,7 +235,7 @@ def swapped(path: str, other: str) -> None:
 
 
 def test_a_state_directory_that_comes_back_is_doubted_whatever_it_counts(path: str) -> None:
-    """In between, another one served: it has no allocation of what the pods since then were given."""
+    """In between, another one served: it has no allocation of pods since then."""
     journal, _ = behind(path)
     journal.close()
     swapped(path, "first")
@@ -417,7 +418,7 @@ def test_what_is_written_while_the_log_is_folded_in_does_not_keep_it_growing(
 
 
 def passes(monkeypatch, beside=lambda: None) -> list[str]:
-    """The checkpoints that begin from now on; something is done before each is told of."""
+    """The checkpoints that begin from now on; something is done before each is notified of."""
     begun: list[str] = []
 
     class Connection(sqlite3.Connection):
@@ -461,7 +462,7 @@ def test_commits_of_a_thread_while_the_log_is_folded_in_do_not_keep_it_growing(p
 
 
 def test_a_log_is_not_folded_in_again_where_nothing_was_written(path: str, monkeypatch) -> None:
-    """SQLite before 3.51.3 may damage a database whose folded log begins anew meanwhile."""
+    """SQLite before 3.51.3 may damage a database whose folded log begins again meanwhile."""
     journal = Journal(path)
     begun = passes(monkeypatch)
     for write in (
@@ -713,8 +714,8 @@ def row(kind: str, key: str, value: str) -> str:
 GRANT = '{"nodes":["/dev/dfl-port.0"],"shared":[],"mounts":[],"env":{}}'
 GRANTS = f'{{"{P0}":{GRANT}}}'
 CLAIM = (
-    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"touched":false,'
-    '"exposed":false,"pod":null,"instance":"","prestarts":0,"poststops":0,"generation":0,"since":0.0}'
+    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"prestart_seen":false,'
+    '"missed_prestart":false,"pod":null,"instance":"","prestarts":0,"poststops":0,"number":0,"since":0.0}'
 )
 
 
@@ -1013,11 +1014,11 @@ EVERYTHING = Change(
             cgroups=(Cgroup("/t", "/t/p", 1, 2),),
         )
     },
-    owners={
+    claim_owners={
         UID: ClaimOwner(
             UID,
             "space",
-            "allocation",
+            "claim",
             (P0,),
             {P0: ("main",)},
             "fpga.intel.com",
@@ -1042,8 +1043,8 @@ FORM = f"""\
 allocations|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/a"],\
 "shared":["/dev/b"],"mounts":[{{"host_path":"/c","container_path":"/d","read_only":true}}],\
 "env":{{"E":"f"}}}}}},\
-"started":true,"touched":true,"exposed":true,"pod":"pod","instance":"b","prestarts":2,"poststops":1,\
-"generation":7,"since":1.5}}
+"started":true,"prestart_seen":true,"missed_prestart":true,"pod":"pod","instance":"b","prestarts":2,"poststops":1,\
+"number":7,"since":1.5}}
 commits||2
 memory_clear_pending|{CARD.id}|true
 debug_holds|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
@@ -1053,7 +1054,7 @@ facts|boot|"a"
 facts|environment|"c"
 facts|kubelet|"b"
 facts|lost|"d"
-owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"allocation","devices":["{P0}"],\
+claim_owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
 "requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
 "prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
 "debug":true}}}},"ended":true}}
@@ -1219,7 +1220,7 @@ def test_nothing_that_sqlite_does_with_the_log_passes_for_a_removal(tmp_path, pa
     with structlog.testing.capture_logs() as logs:
         for what in (
             lambda: written(journal, 3 << 20),
-            journal.checkpoint,  # the next write begins it anew and shortens it
+            journal.checkpoint,  # the next write begins it again and shortens it
             lambda: journal._db.execute("PRAGMA wal_checkpoint(RESTART)"),
             lambda: journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)"),
             lambda: peek(str(tmp_path)),

@@ -26,7 +26,8 @@ from fpga_plugin.allocation.journal.records import (
     TenantImage,
 )
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ SOUND = Change(
     claim_owners={UID: ClaimOwner(UID, "space", "claim", (P0, P1), {P0: ("a",), P1: ("b",)})},  # type: ignore[arg-type]
     images={TenantImage(RegionId(P0), AFU): True},
     alias_bindings={ResourceName(f"{PREFIX}/region-gzip"): AliasBinding(INTERFACE, current=True)},
-    claims={
+    allocations={
         device(CARD): Allocation(
             device(CARD), WHOLE, {RegionId(d): Grant((f"/dev/{d}",)) for d in (P0, P1)}
         )
@@ -120,16 +121,16 @@ def test_what_the_ledger_writes_is_read(db: sqlite3.Connection) -> None:
 @pytest.mark.parametrize(
     ("kind", "column", "was", "is_"),
     [
-        ("holders", "key", "0001", "0002"),
-        ("holders", "value", f'["{P0}","{P1}"]', "[]"),
-        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","{P1}"]'),
-        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","../x"]'),
-        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}"]'),
+        ("claim_owners", "key", "0001", "0002"),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', "[]"),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","{P1}"]'),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","../x"]'),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', f'["{P0}"]'),
         ("images", "key", P0, CARD.id),
         ("images", "key", P0, "../x"),
         ("alias_bindings", "key", "region-gzip", "region-blank"),
         ("alias_bindings", "key", "region-gzip", "../gzip"),
-        ("claims", "value", f'"{P1}"', f'"{device(OTHER, 1)}"'),
+        ("allocations", "value", f'"{P1}"', f'"{device(OTHER, 1)}"'),
     ],
 )
 def test_rows_whose_parts_contradict_each_other_are_left_out(
@@ -143,15 +144,15 @@ def test_rows_whose_parts_contradict_each_other_are_left_out(
     assert not getattr(loaded.snapshot, kind)
 
 
-def test_a_holders_devices_need_not_all_be_of_a_request(db: sqlite3.Connection) -> None:
+def test_a_claims_devices_need_not_all_be_of_a_request(db: sqlite3.Connection) -> None:
     owner = ClaimOwner(UID, "space", "claim", (P0, P1), {P0: ("a",)})  # type: ignore[arg-type]
     assert load(db, Change(claim_owners={UID: owner})).left_out == ()
 
 
-def test_a_holder_of_no_device_is_none(db: sqlite3.Connection) -> None:
+def test_a_claim_owner_of_no_device_is_none(db: sqlite3.Connection) -> None:
     """Nothing would ever end it."""
     damage = f"""UPDATE journal SET value = replace(value, '["{P0}","{P1}"]', '[]')"""
-    loaded = load(db, SOUND, f"{damage} WHERE kind = 'holders'")
+    loaded = load(db, SOUND, f"{damage} WHERE kind = 'claim_owners'")
     assert (len(loaded.left_out), loaded.snapshot.claim_owners) == (1, {})
 
 

@@ -17,7 +17,7 @@ LONG = 20.0
 
 @contextmanager
 def hung():
-    """A call that does not end before the block does; it tells how often it was made."""
+    """A call that does not end before the block does; it says how often it was made."""
     gate = threading.Event()
     made = []
 

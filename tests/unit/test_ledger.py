@@ -38,7 +38,8 @@ from fpga_plugin.allocation.names import DELETE_THE_POD
 from fpga_plugin.cards.reads import SILENT
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card, CardProblem
-from fpga_plugin.ids import Alias, DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import Alias, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -772,7 +773,7 @@ def test_a_region_that_reads_otherwise_than_it_was_left_is_dirty(ledger: Ledger)
     ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
     assert not ledger.hardware.verify(CARD.id, {R0: AFU, R1: BLANK})
-    assert not ledger.hardware.verify(CARD.id, {R0: None}), "its health tells why it cannot be read"
+    assert not ledger.hardware.verify(CARD.id, {R0: None}), "its health says why it cannot be read"
     assert condition(ledger) is Condition.PROGRAMMED
     before = ledger.record(R0), ledger.record(R1)
     assert ledger.hardware.verify(CARD.id, {R0: BLANK, R1: None}) == {R0: before[0], R1: before[1]}
@@ -785,13 +786,13 @@ def test_a_region_of_another_instance_is_dirty_and_no_other(ledger: Ledger) -> N
     ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
     ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     again = replace(CARD, regions=(replace(CARD.regions[0], handle=2), *CARD.regions[1:]))
     assert ledger.hardware.card_found(again, {R0: AFU, R1: BLANK}, BLANK) == {R0}
     assert condition(ledger) is Condition.DIRTY
     assert condition(ledger, R1) is Condition.BLANK
     assert not trouble(ledger, R0), "that was another's"
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert not ledger.hardware.card_found(again, {R0: AFU, R1: BLANK}, BLANK)
 
 

@@ -11,7 +11,8 @@ from ledger_support import MemoryJournal, found, scrub
 
 from fpga_plugin.allocation.journal.records import AliasBinding
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)
 P0 = device(CARD, 0)

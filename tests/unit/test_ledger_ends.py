@@ -12,7 +12,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.allocation.work_steps import BY_HAND
 from fpga_plugin.errors import NotFinishedError, RefusedError
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD = make_card(1, nodes=(0, 1))
 OTHER = make_card(2, nodes=(2, 3))

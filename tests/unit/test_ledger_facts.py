@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_card
 from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy, trouble
-from test_holders import A, holder
+from test_dra_steps import A, owner
 
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
@@ -25,7 +25,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1)
@@ -163,7 +164,7 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     assert ledger.alias_bindings == {mine: meaning}
     renamed = ledger.renamed
     ledger.commit(Change(alias_bindings={mine: replace(meaning, current=False)}))
-    assert ledger.renamed > renamed, "the lists are made anew"
+    assert ledger.renamed > renamed, "the lists are made again"
 
 
 # ------------------------------------------------------------------ who hears of it
@@ -174,11 +175,11 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     [
         Change(images={TenantImage(R0, AFU): True}),
         tenancy(GONE, POD, "/dev/dfl-port.0"),
-        Change(claim_owners={A: holder(A, DeviceId(R0))}),
+        Change(claim_owners={A: owner(A, DeviceId(R0))}),
         Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
         Change(memory_clear_pending={CARD.id: True}),
     ],
-    ids=["image", "tenancy", "holder", "region", "debt"],
+    ids=["image", "tenancy", "claim owner", "region", "memory"],
 )
 def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) -> None:
     """A device whose node another pod has would stay Healthy."""
@@ -283,7 +284,7 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
 
 def test_an_allocation_that_ended_has_no_device() -> None:
     ledger, _ = make_ledger(CARD)
-    has = holder(A, DeviceId(R0))
+    has = owner(A, DeviceId(R0))
     ledger.commit(Change(claim_owners={A: has}))
     assert ledger.claim_owner_of(DeviceId(R0)) == has
     assert ledger.claim_owner_of(DeviceId(R1)) is None
@@ -400,17 +401,17 @@ def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
 
 
 def test_an_alias_that_the_journal_lost_is_told_by_an_allocations_card_that_is_there() -> None:
-    """One that is gone tells nothing, and is no reason to ask no other."""
+    """One that is gone says nothing, and is no reason to ask no other."""
     name = ResourceName(f"{PREFIX}/region-fast-ce489693")
     ledger, _ = make_ledger(OTHER)
     another = Allocation(DeviceId(OTHER.regions[1].id), REGIONS, {})
     ledger.commit(Change(allocations={another.device: another}))
     assert ledger.naming.resource(name) is None, (
-        "an allocation of another resource tells nothing of this one"
+        "an allocation of another resource says nothing of this one"
     )
     allocations = {each: Allocation(each, name, {}) for each in (DeviceId(R0), DeviceId(R2))}
     ledger.commit(Change(allocations={**allocations}))
     assert ledger.naming.named_resource(name).interface_id == OTHER.interface_id
     ledger.hardware.card_gone(OTHER.id)
-    with pytest.raises(RefusedError, match="nothing tells"):
+    with pytest.raises(RefusedError, match="nothing reports it"):
         ledger.naming.named_resource(name)

@@ -17,7 +17,8 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, TenantImage
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, DeviceId, RegionId, Resource, ResourceKind, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, RegionId, Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(nodes=(0, 1))

@@ -41,7 +41,8 @@ from fpga_plugin.allocation.journal.records import Condition, Fact
 from fpga_plugin.allocation.ledger import card_of, is_card
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ids import AfuId, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 INDEX = st.integers(0, 7)
@@ -130,7 +131,7 @@ class Life(RuleBasedStateMachine):
         self.report_instance()
 
     def report_instance(self) -> None:
-        self.attempt(lambda: self.plugin.lives.kubelet_found(f"life {self.instance}"))
+        self.attempt(lambda: self.plugin.reconciler.kubelet_found(f"life {self.instance}"))
 
     def attempt(self, function) -> object:
         """One of kubelet's calls; an error that kubelet would see is its answer."""

@@ -9,7 +9,8 @@ from ledger_support import make_ledger, start
 
 from fpga_plugin.allocation.names import function_name, grants_among, names_kind_of
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import ResourceName, device_variable
+from fpga_plugin.ids import device_variable
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD = make_card(1, nodes=(0, 1))
 P0, P1, BOARD = device(CARD, 0), device(CARD, 1), device(CARD)

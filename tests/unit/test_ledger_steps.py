@@ -21,7 +21,8 @@ from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ids import CardId, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 NUMBERS = (1, 2)

@@ -28,7 +28,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     Checkpoint,
@@ -36,6 +36,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
     CheckpointUnreadableError,
 )
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -97,7 +98,7 @@ class Claims:
         self.live()
 
     def live(self) -> None:
-        """A life of the plugin."""
+        """A run of the plugin."""
         self.ledger = reopened(self.journal)
         there = {one.id: AFU if one.id == REGION else BLANK for one in CARD.regions}
         self.ledger.hardware.card_found(CARD, there, BLANK)
@@ -198,7 +199,7 @@ def test_without_a_record_that_can_be_read_nothing_ends(claims: Claims, record: 
 
 
 def test_a_pod_that_joined_while_no_plugin_ran_keeps_the_claim(claims: Claims) -> None:
-    """No call tells of it, then or later."""
+    """No call reports it, then or later."""
     claims.record(POD_A, POD_B)
     claims.look("pod-b")
     assert claims.held
@@ -224,7 +225,7 @@ def test_pods_that_are_done_with_a_claim_are_forgotten_once_they_are_gone(claims
 
 
 def test_a_claim_that_kubelet_ended_leaves_only_its_tenancies(claims: Claims) -> None:
-    """Its region waits for the pod as any former owner's does."""
+    """Its region waits for the pod as any earlier tenant's does."""
     claims.ledger.dra.end_claim(UID)
     claims.record()
     claims.look("pod-a")
@@ -370,7 +371,7 @@ def test_what_pods_that_are_gone_had_ends(pod: PodUid | None) -> None:
 
 
 def test_a_pod_that_runs_and_that_kubelet_forgot_is_waited_for() -> None:
-    """Its device is a former owner's: nobody touches it before the pod's processes have ended."""
+    """Its device is an earlier tenant's: nobody touches it before the processes have ended."""
     devices = owned(Devices(alive("pod-a")))
     devices.look()
     assert not devices.ledger.allocations

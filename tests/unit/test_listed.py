@@ -1,4 +1,4 @@
-"""What kubelet is told of devices, one fact after the other.
+"""What kubelet is sent of devices, one fact after the other.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
 table of docs/architecture.md as a whole is in test_lists.py and test_ledger.py.
@@ -16,7 +16,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import Alias, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import Alias, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise, Exposure
 
 CARD = make_card(1, numa_node=1, clears_memory=True)

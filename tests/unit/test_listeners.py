@@ -19,7 +19,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
     async def there():
         async with asyncio.timeout(LIMIT):
-            while not path.is_socket():  # noqa: ASYNC110  # nothing tells of it
+            while not path.is_socket():  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.005)
 
     async def healthz() -> bytes:

@@ -16,7 +16,8 @@ from ledger_support import (
 )
 
 from fpga_plugin.allocation.ledger import resource_names
-from fpga_plugin.ids import PodUid, RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -158,9 +159,7 @@ def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts()
     assert make_lists(reopened(journal)).resources() == (WHOLE, REGIONS)
 
 
-def test_a_card_with_another_interface_id_is_listed_under_it_and_its_allocations_under_the_old() -> (
-    None
-):
+def test_a_card_with_another_interface_id_is_listed_under_it_and_what_is_owned_under_the_old():
     ledger, lists = two()
     ledger.device_plugin.allocate(REGIONS, [P0])
     changed = replace(CARD, interface_id=OTHER_INTERFACE)

@@ -15,7 +15,7 @@ from doubles.cards import AFU, BLANK, PREFIX, make_card
 from doubles.cards import device as device_of
 from ledger_support import MemoryJournal, former, make_ledger, scrub
 from structlog.testing import capture_logs
-from test_holders import POD, A, owner, prepare
+from test_dra_steps import POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.records import Condition, Prepared
@@ -30,8 +30,9 @@ from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, ClaimUid, PodUid, RegionId
+from fpga_plugin.ids import CardId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 CARD = make_card()
 DRIVER = "fpga.intel.com"
@@ -129,7 +130,7 @@ class World:
             nothing,
             self.queue,
             claims=told,
-            wishes=nothing,
+            claim_targets=nothing,
             permission=nothing,
             files=files,
             ends=ends,
@@ -320,8 +321,8 @@ def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(wor
     async def blank(*_: object) -> dict[RegionId, None]:
         return {world.region: None}
 
-    world.life._wishes.of = blank  # type: ignore[method-assign]
-    world.life._wants.exactly = blank  # type: ignore[assignment,method-assign]
+    world.life._claim_targets.of = blank  # type: ignore[method-assign]
+    world.life._targets.exactly = blank  # type: ignore[assignment,method-assign]
     world.life._permission.check = blank  # type: ignore[assignment,method-assign]
     begun, go_on = threading.Event(), threading.Event()
     write = world.files.write

@@ -25,7 +25,8 @@ from repository import ROOT
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import ScrubPolicy
 
 TRACES = sorted((ROOT / "tests/traces/protocol").glob("*.txt"))

@@ -23,7 +23,8 @@ from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import CardProblem, Iommu
-from fpga_plugin.ids import ClaimUid, DeviceId, PciAddress, RegionId
+from fpga_plugin.ids import DeviceId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid
 from fpga_plugin.settings.settings import Exposure
 
 ROOT = Path(__file__).parents[2]
@@ -56,13 +57,13 @@ def debug(until: float) -> Change:
 
 def resource_claim(ledger: Ledger) -> None:
     ledger.device_plugin.allocate(REGIONS, [D0])
-    holder = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
-    ledger.commit(Change(claim_owners={holder.uid: holder}))
+    owner = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
+    ledger.commit(Change(claim_owners={owner.uid: owner}))
 
 
 def make_dra() -> Ledger:
     ledger, _ = make_ledger(CARD)
-    ledger.obstacles._claims = True
+    ledger.obstacles._dra = True
     return ledger
 
 

@@ -18,9 +18,10 @@ from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.reconcile import owners
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.requests.directory import PodDirectory
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")
@@ -186,7 +187,7 @@ def test_an_allocation_that_ended_while_the_file_was_read_is_nobodys(world: Worl
 
 
 def test_a_pod_that_a_prestart_told_while_the_file_was_read_stays(world: World) -> None:
-    """To bind another one is to end the allocation: its container would run on a region of nobody's."""
+    """To bind another one ends the allocation: its container would run on nobody's region."""
     world.allocate()
     world.write((A, P0))
 
@@ -314,7 +315,7 @@ def test_it_looks_ever_less_often_until_an_allocate(world: World, monkeypatch) -
         world.allocate(P1)
         before = len(waits)
         await until(lambda: len(waits) > before + 2)
-        assert min(filter(None, waits[before:])) < 0.07, "it begins anew"
+        assert min(filter(None, waits[before:])) < 0.07, "it begins again"
 
     monkeypatch.setattr(
         owners, "asyncio", SimpleNamespace(timeout=noted, to_thread=asyncio.to_thread)

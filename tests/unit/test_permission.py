@@ -9,7 +9,7 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
 from ledger_support import make_ledger, reopened
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.requests.directory import PodDirectory
@@ -24,7 +24,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import BitstreamId, PodUid, RegionId, Resource
+from fpga_plugin.ids import BitstreamId, RegionId, Resource
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.policy.file import PolicyFile
 
 P0 = device(make_card(), 0)
@@ -85,7 +86,9 @@ def test_what_depends_on_a_namespace_that_nobody_tells_is_not_permitted(policy: 
 
     permission = Permission(policy, Nobody())  # type: ignore[arg-type]
     lease = SimpleNamespace(check=same)
-    with pytest.raises(NoSourceError, match="depends on the pod's namespace, and nothing tells it"):
+    with pytest.raises(
+        NoSourceError, match="depends on the pod's namespace, and nothing reports it"
+    ):
         asyncio.run(permission.check(CALLER, Resource.parse(REGIONS), [P0], [], lease))  # type: ignore[arg-type]
 
 

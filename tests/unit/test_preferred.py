@@ -12,7 +12,8 @@ from ledger_support import make_ledger, make_lists, scrub, start
 from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.preferred import preferred
-from fpga_plugin.ids import DeviceId, ResourceName, device_order
+from fpga_plugin.ids import DeviceId, device_order
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 @dataclass
@@ -235,7 +236,7 @@ def questions(draw):
 
 
 def cost(ledger: Ledger, listed, must, choice):
-    """The order of criteria, as the module tells it."""
+    """The order of criteria, as the module reports it."""
     known = {d.id: d for d in listed}
     devices = [known[d] for d in choice if d in known]
     required = {card_of(d) for d in must if d in known}

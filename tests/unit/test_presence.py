@@ -41,13 +41,13 @@ def test_what_is_not_served_is_no_resource() -> None:
 def test_a_card_that_is_found_again_as_it_was_has_not_gone() -> None:
     """Work that began on it goes on, and what is known of it stays known."""
     ledger, _ = make_ledger(CARD)
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     assert ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK) == frozenset()
-    assert ledger.lives[CARD.id] == lives
+    assert ledger.returns[CARD.id] == lives
     assert condition(ledger) is Condition.BLANK
     other = replace(CARD, regions=(replace(CARD.regions[0], handle=7), *CARD.regions[1:]))
     assert ledger.hardware.card_found(other, {R0: BLANK, R1: BLANK}, BLANK) == {R0}
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert (condition(ledger), condition(ledger, R1)) == (Condition.DIRTY, Condition.BLANK)
 
 
@@ -57,13 +57,13 @@ def test_a_card_that_goes_is_told_and_one_that_is_not_there_cannot_go() -> None:
     ledger.subscribe(told.append)
     ledger.hardware.card_gone(make_card(7).id)
     assert told == []
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     ledger.hardware.card_gone(CARD.id)
     assert CARD.id in told
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert condition(ledger) is Condition.DIRTY
     ledger.hardware.card_gone(CARD.id)
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
 
 
 def test_of_a_card_that_goes_nothing_that_was_seen_is_believed_and_dirty_is_dirty() -> None:
@@ -112,7 +112,7 @@ def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owne
 
 
 def test_signals_that_pass_change_nothing_for_an_owner_that_did_not_start_and_for_a_scrub() -> None:
-    """The scrub tells by itself how it ended; an owner's region is scrubbed before it is used."""
+    """The scrub reports by itself how it ended; an owner's region is scrubbed before it is used."""
     ledger, _ = make_ledger(CARD)
     ledger.device_plugin.allocate(REGIONS, [device(CARD, 0)])
     ledger.work.working([R1])
@@ -294,7 +294,7 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
 
 
 def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() -> None:
-    """Of a card that the journal knows, the debt is what it says; of its owners, kubelet tells."""
+    """Of a card that the journal knows, what it says of memory holds."""
     card = make_card(1, nodes=(0, 1), clears_memory=True)
     one = replace(card, regions=card.regions[:1])
     ledger, _ = make_ledger(one)

@@ -243,7 +243,7 @@ def test_a_region_that_changed_unseen_is_found_at_the_hand_over(
 def test_a_card_that_came_in_place_of_the_prepared_one_serves_nobody(
     scene: Scene, *, told: bool, late: bool
 ):
-    """After the last look (`late`) only what the plugin is told of can be known."""
+    """After the last look (`late`) only what the plugin is notified of can be known."""
     first, _, second = scene.regions
     task = scene.prepare(scene.admit(first, second), AFU, AFU)
     if late:
@@ -280,7 +280,7 @@ def test_a_successor_does_not_start_on_what_its_predecessors_call_prepared(scene
 
 def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(scene: Scene):
     task = scene.prepare(scene.admit(scene.regions[0]), AFU)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_found("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
     scene.refused(task, NotFinishedError)
 
 
@@ -295,7 +295,7 @@ def test_another_kubelet_stops_the_work_for_the_one_before(begin, touches: int):
     task = scene.prestart(pod, AFU, OTHER_AFU)
     scene.until(lambda: len(scene.touched) >= touches)
     before = len(scene.touched)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_found("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
     scene.plugin.work()
     with pytest.raises(NotFinishedError):
         task.result()

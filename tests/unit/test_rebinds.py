@@ -20,7 +20,8 @@ from fpga_plugin.cards import recovery
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
 
 

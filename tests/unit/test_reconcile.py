@@ -25,7 +25,7 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -33,6 +33,7 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
     PodResourcesError,
 )
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD = make_card(0)
 REGION, SECOND = (device_of(CARD, port) for port in range(2))
@@ -59,7 +60,7 @@ class Queue:
 
 
 class Linked(Kubelet):
-    """The link to it, too; it tells nobody what it knows."""
+    """The link to it, too; it reports nobody what it knows."""
 
     async def allocatable(self) -> dict[ResourceName, frozenset[str]]:
         raise PodResourcesError("not served", reason=NoListReason.NOT_SERVED)
@@ -297,7 +298,7 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
     async def ended(pod: PodUid) -> bool:
         asked.append(pod)
         if gone is None:
-            raise NoSourceError("nobody tells pods")
+            raise NoSourceError("nobody reports pods")
         return gone
 
     world.pods.ended = ended  # type: ignore[method-assign]
@@ -322,7 +323,7 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
     assert world.released == ([REGION] if gone else [])
     assert "is not understood" in world.reconciler.problem
     if gone is None:
-        assert "nobody tells pods" in world.reconciler.problem
+        assert "nobody reports pods" in world.reconciler.problem
 
 
 def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_allocation(directory: str) -> None:

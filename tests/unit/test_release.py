@@ -18,7 +18,8 @@ from ledger_world import AFUS, Pod
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.release import release
-from fpga_plugin.ids import CardId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 AFU = AFUS[0]
 
@@ -32,7 +33,7 @@ class World(Scene):
         self.r0, self.r1 = self.regions
 
     def restart_kubelet(self, instance: str) -> None:
-        self.plugin.call(lambda: self.plugin.lives.kubelet_found(instance))
+        self.plugin.call(lambda: self.plugin.reconciler.kubelet_found(instance))
 
     def answer(self) -> None:
         self.plugin.call(self.plugin.queue.sync)
@@ -184,7 +185,7 @@ def test_a_kubelet_that_restarts_while_a_cgroup_is_read_unsyncs_the_queue(world:
     assert world.condition(world.r0) is Condition.BLANK
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["asked", "and tells what is in use"])
+@pytest.mark.parametrize("told", [False, True], ids=["asked", "and reports what is in use"])
 def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make, *, told: bool) -> None:
     world = make(memory=True)
     pods = [world.run(world.r0), world.run(world.r1)]
@@ -197,7 +198,7 @@ def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make, *, t
 
     def restart() -> None:
         world.on_touch = lambda: None
-        world.plugin.loop.call_soon(world.plugin.lives.kubelet_found, "life 2")
+        world.plugin.loop.call_soon(world.plugin.reconciler.kubelet_found, "life 2")
         if told:  # of what it began without PreStart meanwhile, its records say nothing
             world.plugin.loop.call_soon(world.plugin.queue.sync)
             world.plugin.loop.call_soon(setattr, world.plugin.queue, "_closing", True)  # no more
@@ -246,7 +247,7 @@ def test_a_port_that_a_container_has_open_is_not_scrubbed_whatever_kubelet_says(
     world: World,
 ) -> None:
     a = world.run(world.r0)
-    world.end(a)  # as far as its cgroup tells
+    world.end(a)  # as far as its cgroup reports
     world.rack.slot(world.r0).opens.add("a")
     world.poststop(a)
     world.settle()

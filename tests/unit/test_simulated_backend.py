@@ -120,7 +120,7 @@ def test_a_failed_pr_is_told_and_its_poison_seen_until_a_rebind(hardware, card, 
     with pytest.raises(PortPoisonedError):
         backend.afu_id(region)
     with backend.open_port(card, region) as port:
-        port.program(IMAGE)  # the driver allocations success
+        port.program(IMAGE)  # the driver claims success
         with pytest.raises(PortPoisonedError):
             port.afu_id()
     assert list(backend.health(card).failed) == [region.id]

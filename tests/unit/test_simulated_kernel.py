@@ -312,7 +312,7 @@ def test_a_failed_pr_poisons_the_port_and_uses_the_fault_up(kernel, directory, s
     afu_id = f"{port_path(kernel, CARD, 1)}/afu_id"
     with raises(errno.EBUSY):
         kernel.read(afu_id)
-    # The trap of the real kernel: the next PR allocations success, and has loaded nothing.
+    # The trap of the real kernel: the next PR claims success, and has loaded nothing.
     assert program(kernel, "/dev/dfl-fme.0", 1) == 0
     assert manager(kernel, CARD) == ("operating", "")
     with raises(errno.EBUSY):

@@ -43,7 +43,7 @@ def wanted(*first: Device, more: Iterable[Device] = (device(1),)) -> dict[str, S
 
 
 def read(manifest: Spec) -> ResourceSlice:
-    """As the API server tells it."""
+    """As the API server reports it."""
     return msgspec.json.decode(msgspec.json.encode(manifest), type=ResourceSlice)
 
 

@@ -602,7 +602,7 @@ def second_function(rig, *others):
 
 def test_a_second_physical_function_may_be_static_and_is_taken_only_if_it_is_named(rig):
     second_function(rig)
-    assert "does not tell which PCI functions are behind its slot" in rig.problem.message
+    assert "does not say which PCI functions are behind its slot" in rig.problem.message
     assert f"FPGA_PLUGIN_SLOT_FUNCTIONS={PF}={VF} of a FIM of two" in rig.problem.hint
     assert rig.drivers() == []
 
@@ -617,7 +617,7 @@ def test_a_second_physical_function_that_is_named_is_the_slots(tmp_path):
 
 def test_a_card_of_more_physical_functions_has_to_be_named(rig):
     second_function(rig, "0000:10:00.3")
-    assert "does not tell which PCI functions are behind its slot" in rig.problem.message
+    assert "does not say which PCI functions are behind its slot" in rig.problem.message
     assert "FPGA_PLUGIN_SLOT_FUNCTIONS=0000:10:00.0=" in rig.problem.hint
 
 

@@ -65,7 +65,7 @@ def store(library):
 
 
 def refusal(library, bitstream_id=BITSTREAM) -> str:
-    """Why the daemon does not take a file; whoever only looks is told the same."""
+    """Why the daemon does not take a file; whoever only looks is notified the same."""
     with pytest.raises(BitstreamError) as caught:
         library.load(INTERFACE, bitstream_id)
     with pytest.raises(BitstreamError) as looked:

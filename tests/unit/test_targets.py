@@ -22,7 +22,8 @@ from fpga_plugin.cards.prepare import FunctionTarget, ProgramTarget
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.errors import CardGoneError, InvalidRequestError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import Advertise
 
 LIMITS = ClockLimits(100, 400)

@@ -19,13 +19,13 @@ from ledger_support import (
     start,
     tenancy,
 )
-from test_holders import LATER, POD, A, owner, prepare
+from test_dra_steps import LATER, POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid
 
 CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)

@@ -23,7 +23,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))
@@ -48,12 +48,17 @@ def laxer(ledger: Ledger, told: Change) -> list[object]:
         if record.condition in TRUSTED and told.regions.get(region) != record
     ]
     now = remembered(ledger, ledger.boot_id)
-    kinds = ("claims", "tenancies", "memory_clear_pending", "drained", "images", "resources")
+    kinds = ("allocations", "tenancies", "memory_clear_pending", "drained", "images", "resources")
     forgotten = [key for kind in kinds for key in getattr(told, kind).keys() - getattr(now, kind)]
-    return [*regions, *forgotten, *_laxer_claims(ledger, told), *_laxer_holders(ledger, told)]
+    return [
+        *regions,
+        *forgotten,
+        *_laxer_allocations(ledger, told),
+        *_laxer_claim_owners(ledger, told),
+    ]
 
 
-def _laxer_claims(ledger: Ledger, told: Change) -> Iterator[object]:
+def _laxer_allocations(ledger: Ledger, told: Change) -> Iterator[object]:
     for device_, claim in ledger.allocations.items():
         was = told.allocations.get(device_)
         if was is None:
@@ -67,12 +72,12 @@ def _laxer_claims(ledger: Ledger, told: Change) -> Iterator[object]:
             yield tenancy
 
 
-def _laxer_holders(ledger: Ledger, told: Change) -> Iterator[object]:
+def _laxer_claim_owners(ledger: Ledger, told: Change) -> Iterator[object]:
     yield from told.claim_owners.keys() - ledger.claim_owners.keys()
-    for uid, holder_ in ledger.claim_owners.items():
-        was = told.claim_owners.get(uid) or replace(holder_, boot="", ended=False)
-        if holder_.ended > was.ended or holder_.boot not in {"", was.boot}:
-            yield holder_
+    for uid, owner_ in ledger.claim_owners.items():
+        was = told.claim_owners.get(uid) or replace(owner_, boot="", ended=False)
+        if owner_.ended > was.ended or owner_.boot not in {"", was.boot}:
+            yield owner_
 
 
 class Unwritten(RuleBasedStateMachine):
@@ -95,7 +100,7 @@ class Unwritten(RuleBasedStateMachine):
         else:
             if self.journal.writes > writes:
                 now = remembered(self.ledger, "boot")
-                now.holders = dict(self.ledger.claim_owners)
+                now.claim_owners = dict(self.ledger.claim_owners)
                 assert self.journal.snapshot == now
 
     @rule(failing=st.integers(1, 4))
@@ -228,14 +233,20 @@ def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
 @pytest.mark.parametrize(
     ("step", "holds"),
     [
-        (lambda one: one.device_plugin.kubelet_found("life 2"), lambda one: one.claims[P0].missed_prestart),
         (
             lambda one: one.device_plugin.kubelet_found("life 2"),
-            lambda one: one.tenancies.users(one.claims[P0])[0].used,
+            lambda one: one.allocations[P0].missed_prestart,
+        ),
+        (
+            lambda one: one.device_plugin.kubelet_found("life 2"),
+            lambda one: one.tenancies.users(one.allocations[P0])[0].used,
         ),
         (lambda one: one.work.dirty([R0], "x"), lambda one: one.record(R0).condition == "DIRTY"),
         (lambda one: one.work.faulted(R0, "x"), lambda one: one.record(R0).condition == "FAULTED"),
-        (lambda one: one.work.set_memory_clear_pending(CARD.id, open_=True), lambda one: CARD.id in one.memory_clear_pending),
+        (
+            lambda one: one.work.set_memory_clear_pending(CARD.id, open_=True),
+            lambda one: CARD.id in one.memory_clear_pending,
+        ),
         (
             lambda one: one.hardware.set_drained(CARD.id, drained=True),
             lambda one: CARD.id in one.drained,
@@ -243,16 +254,21 @@ def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
         (lambda one: one.work.working([R0], image=AFU), lambda one: AFU in one.images[R0]),
         (
             lambda one: one.device_plugin.prestart_seen([P0]),
-            lambda one: one.claims[P0].prestarts == 1,
+            lambda one: one.allocations[P0].prestarts == 1,
         ),
         (
-            lambda one: one.device_plugin.started([one.claims[P0]]),
-            lambda one: one.tenancies.users(one.claims[P0])[0].used and not one.claims[P0].started,
+            lambda one: one.device_plugin.started([one.allocations[P0]]),
+            lambda one: (
+                one.tenancies.users(one.allocations[P0])[0].used and not one.allocations[P0].started
+            ),
         ),
-        (lambda one: one.device_plugin.bind_pod([P0], POD), lambda one: one.claims[P0].pod == POD),
-        (lambda one: one.device_plugin.release([P0]), lambda one: P0 in one.claims),
+        (
+            lambda one: one.device_plugin.bind_pod([P0], POD),
+            lambda one: one.allocations[P0].pod == POD,
+        ),
+        (lambda one: one.device_plugin.release([P0]), lambda one: P0 in one.allocations),
     ],
-)  # fmt: skip
+)
 def test_what_takes_trust_away_holds_and_is_written_with_the_next_change(step, holds) -> None:
     ledger, journal = make_ledger(CARD)
     ledger.device_plugin.allocate(REGIONS, [P0])
@@ -281,7 +297,7 @@ def test_a_step_that_changes_nothing_writes_what_is_not_written() -> None:
     ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
     failing(ledger, journal, lambda one: one.work.set_memory_clear_pending(OTHER.id, open_=True))
-    failing(ledger, journal, lambda one: one.device_plugin.started([one.claims[P0]]))
+    failing(ledger, journal, lambda one: one.device_plugin.started([one.allocations[P0]]))
     ledger.device_plugin.started([ledger.allocations[P0]])
     assert OTHER.id in journal.snapshot.memory_clear_pending
     writes = journal.writes
@@ -295,7 +311,7 @@ def test_a_pod_whose_name_could_not_be_written_is_there_once() -> None:
     ledger.device_plugin.allocate(REGIONS, [P0])
     failing(ledger, journal, lambda one: one.device_plugin.bind_pod([P0], POD, cgroups=["/a"]))
     assert {one.pod for one in ledger.tenancies.users(ledger.allocations[P0])} == {None, POD}
-    failing(ledger, journal, lambda one: one.device_plugin.started([one.claims[P0]]))
+    failing(ledger, journal, lambda one: one.device_plugin.started([one.allocations[P0]]))
     ledger.device_plugin.bind_pod([P0], POD, cgroups=["/b"])
     (one,) = ledger.tenancies.users(ledger.allocations[P0])
     assert (one.pod, one.used, set(one.cgroups)) == (POD, True, {"/a", "/b"})

@@ -1,12 +1,12 @@
 """What is believed of a journal in doubt: less than it says, and nobody is forgotten.
 
 In doubt is one that is damaged (SQLite has no checksums, so a damaged disk may turn one row into
-another), that lacks transactions, that another life wrote than the last one, or another version of
-the plugin: `journal` finds that out. The rule is one for all of them. What gives
+another), that lacks transactions, or that another run of the plugin wrote than the last one, or
+another version: `journal` finds that out. The rule is one for all of them. What gives
 trust is dropped: no region is clean or programmed, nothing is prepared, no allocation counts as
 unused nor as one whose containers have all stopped, and any region may hold an owner's image. What
 takes trust away or something from others stays as far as it can be read: allocations and
-ResourceClaims, tenancies, faults, drained cards, memory memory_clear_pending, names.
+ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
 """
 
 import itertools
@@ -30,7 +30,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, parse_region_id
 from fpga_plugin.hardware.grant import Path
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 def doubted(told: Change, why: str) -> Change:
@@ -47,13 +48,13 @@ def doubted(told: Change, why: str) -> Change:
         allocations={allocation.device: allocation for allocation in allocations},
         regions={region: _doubted(record, why) for region, record in told.regions.items()},
         tenancies={one.key: one for one in _tenancies(told, allocations)},
-        owners={owner.uid: replace(owner, boot="") for owner in owners},
+        claim_owners={owner.uid: replace(owner, boot="") for owner in owners},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
     )
 
 
 def allocated_twice(allocations: Iterable[Allocation]) -> set[CardId]:
-    """Cards that are claimed as a whole and by region (invariant 1)."""
+    """Cards that are allocated as a whole and by region (invariant 1)."""
     devices = [allocation.device for allocation in allocations]
     whole = {card_of(device) for device in devices if is_card(device)}
     return whole & {card_of(device) for device in devices if not is_card(device)}
@@ -86,6 +87,36 @@ def _tenancies(told: Change, allocations: Sequence[Allocation]) -> Iterator[Tena
 
 # ------------------------------------------------------------------ schema 3
 
+_KINDS = {
+    "epochs": "facts",
+    "claims": "allocations",
+    "debts": "memory_clear_pending",
+    "strays": "pending_poststops",
+    "holders": "claim_owners",
+    "debugs": "debug_holds",
+    "meanings": "alias_bindings",
+}
+_FIELDS = {
+    "touched": "prestart_seen",
+    "exposed": "missed_prestart",
+    "epoch": "instance",
+    "generation": "number",
+}
+"""Of a row of `claims`."""
+
+
+def row_of_schema_3(kind: object, value: object) -> tuple[object, object]:
+    """A row's kind and value under their present names.
+
+    Raises:
+        ValueError: the value is no JSON.
+    """
+    if kind == "claims" and isinstance(value, str):
+        told = msgspec.json.decode(value)
+        if isinstance(told, dict):
+            value = msgspec.json.encode({_FIELDS.get(k, k): v for k, v in told.items()}).decode()
+    return _KINDS.get(kind, kind) if isinstance(kind, str) else kind, value
+
 
 class _Record(msgspec.Struct):
     former: frozenset[Uid] = frozenset()
@@ -104,9 +135,9 @@ class _Holder(msgspec.Struct):
 def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
     """The same with the tenancies that schema 3 had in other forms, and numbers of its own.
 
-    There an allocation's generation meant something in one life of the plugin only. Former owners
-    were noted with the regions' records, nodes in their hands as loans, a ResourceClaim's pods with
-    it.
+    There an allocation's number meant something in one run of the plugin only. Pods that had a
+    region before were noted with its record, the nodes that they may have open as loans, and the
+    pods of a ResourceClaim with the claim.
 
     Args:
         told: what of the rows is as it is now.

@@ -12,17 +12,9 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
-from fpga_plugin.ids import (
-    AfuId,
-    CardId,
-    ClaimUid,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""
@@ -96,25 +88,25 @@ class RegionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A device that Allocate granted.
+    """A device and its owner: what Allocate or Prepare granted.
 
     Attributes:
         device: the card or region.
         resource: the resource under which it was granted.
         grants: what Allocate answered for each region (invariant 10).
         started: a PreStart succeeded.
-        touched: a PreStart was seen since the last Allocate, successful or not.
-        exposed: a container may have run without a PreStart that is known (kubelet skips it after
-            its restart until the plugin registers again, the node may have rebooted, or a damaged
-            journal lost it).
-        pod: the owner, once kubelet's records told.
-        instance: kubelet's life in which the allocation was made; empty where PreStarts and
+        prestart_seen: a PreStart was seen since the last Allocate, successful or not.
+        missed_prestart: a container may have run without a PreStart that the plugin saw. Kubelet
+            sends none after its restart until the plugin registers again; the node may have
+            rebooted; a damaged journal may have lost it.
+        pod: the owner, once kubelet's records name it.
+        instance: the kubelet instance in which the allocation was made; empty where PreStarts and
             PostStops cannot be compared any more, since some may not have been seen.
         prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
-            by then and will report its removal. Begins with the pending_poststops of earlier
-            allocations.
+            by then and will report its removal. Begins with the PostStops of earlier allocations
+            that are still pending.
         poststops: PostStops seen.
-        generation: the allocation's number; no other allocation or tenancy in the journal has it.
+        number: no other allocation in the journal has it, nor ever will.
         since: Unix time of the grant, for people; 0 where it is not known.
     """
 
@@ -122,13 +114,13 @@ class Allocation:
     resource: ResourceName
     grants: Mapping[RegionId, Grant] = field(hash=False)
     started: bool = False
-    touched: bool = False
-    exposed: bool = False
+    prestart_seen: bool = False
+    missed_prestart: bool = False
     pod: Uid | None = None
     instance: Text = ""
     prestarts: Count = 0
     poststops: Count = 0
-    generation: Number = field(default=0, compare=False)
+    number: Number = field(default=0, compare=False)
     since: Time = field(default=0.0, compare=False)
 
     @property
@@ -172,15 +164,15 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A ResourceClaim that has devices (DRA); for each of them there is a `Allocation` besides.
+class ClaimOwner:
+    """A ResourceClaim that owns devices (DRA); each of them has an `Allocation` besides.
 
     Attributes:
-        uid: of the allocation.
-        namespace: of the allocation and its pods.
-        name: of the allocation.
+        uid: of the claim.
+        namespace: of the claim and its pods.
+        name: of the claim.
         devices: that were allocated to it.
-        requests: for which of the allocation's requests each of them is.
+        requests: for which of the claim's requests each of them is.
         driver: under whose name it was allocated, which is that of kubelet's record of it, too.
         file: path of its CDI file.
         boot: of the node, in which it was prepared; empty: it is not.
@@ -271,7 +263,7 @@ class TenantImage:
 
     Attributes:
         region: which region.
-        afu_id: as which it reads; None: it may be any, since the journal does not tell.
+        afu_id: as which it reads; None: it may be any, since the journal does not say.
     """
 
     region: RegionId
@@ -280,10 +272,10 @@ class TenantImage:
 
 @dataclass(frozen=True, slots=True)
 class DebugHold:
-    """A region whose owner asks to find it as it was, should its container fail.
+    """A region that is kept as its container left it, should the container fail.
 
-    Written with the start of the container; from then on it is the region's until a scrub, another
-    owner or another boot of the node ends it.
+    Written with the start of the container. A scrub, another owner or another boot of the node ends
+    it.
 
     Attributes:
         region: which region.
@@ -309,10 +301,10 @@ class DebugHold:
 
 @dataclass(frozen=True, slots=True)
 class AliasBinding:
-    """What a resource is of that has an alias in its name.
+    """The interface id that an alias in a resource's name stands for.
 
     Attributes:
-        interface_id: for which the alias stands.
+        interface_id: which.
         current: whether free devices are listed under it; else it is left to pods that have some.
     """
 
@@ -321,20 +313,20 @@ class AliasBinding:
 
 
 class Fact(enum.StrEnum):
-    """Whose life a value of `Change.facts` names."""
+    """What a value of `Change.facts` says: of node, kubelet or journal."""
 
     BOOT = "boot"
-    """The node's: in it the conditions held."""
+    """The boot id of the node in which the conditions held."""
     KUBELET = "kubelet"
-    """Kubelet's last known one."""
+    """The last kubelet instance that the plugin found."""
     ENVIRONMENT = "environment"
-    """Kubelet's, in which it last sent an environment in PreStart."""
-    CLAIMS = "allocations"
-    """DRA's: ResourceClaims may have devices that the journal lost; why. Ends once kubelet's record
-    of allocations was read."""
+    """The kubelet instance that last sent an environment in PreStart."""
+    RESOURCE_CLAIMS = "resource_claims"
+    """Why ResourceClaims may have devices that the journal lost. Ends once the plugin has read
+    kubelet's record of claims."""
     LOST = "lost"
-    """A journal's, of which something was lost; says what. What was on regions that are not in this
-    one nobody knows, however much later they are found."""
+    """What an earlier journal lost. What is on regions that this journal lacks is unknown, however
+    much later they are found."""
 
 
 @dataclass(slots=True)
@@ -348,13 +340,13 @@ class Change:
         facts: of node, kubelet and journal.
         allocations: in force.
         regions: conditions.
-        memory_clear_pending: cards with an open memory debt.
+        memory_clear_pending: cards whose on-card memory is to be cleared.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
         tenancies: pods whose processes may have a region's nodes open.
         resources: every resource ever registered.
         pending_poststops: PostStops of ended allocations that may still come.
-        holders: ResourceClaims that have devices.
+        claim_owners: ResourceClaims that own devices.
         images: of owners, that may still be on their regions.
         debug_holds: regions that are to be kept as they are, should their container fail.
         alias_bindings: of resources with an alias in their names.
@@ -369,7 +361,7 @@ class Change:
     tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
     pending_poststops: dict[DeviceId, int] = field(default_factory=dict)
-    holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
+    claim_owners: dict[ClaimUid, ClaimOwner | None] = field(default_factory=dict)
     images: dict[TenantImage, bool] = field(default_factory=dict)
     debug_holds: dict[RegionId, DebugHold | None] = field(default_factory=dict)
     alias_bindings: dict[ResourceName, AliasBinding | None] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.allocation.journal import history
-from fpga_plugin.allocation.journal.doubt import of_schema_3
+from fpga_plugin.allocation.journal.doubt import of_schema_3, row_of_schema_3
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
     Allocation,
@@ -34,17 +34,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, names_kind_of, parse_region_id
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import (
-    CardId,
-    ClaimUid,
-    DeviceId,
-    RegionId,
-    ResourceName,
-    aliased_name,
-    kind_of,
-    parse_claim_uid,
-    parse_device_id,
-)
+from fpga_plugin.ids import CardId, DeviceId, RegionId, aliased_name, kind_of, parse_device_id
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 SCHEMA_VERSION: Final = 4
 """In the file's `user_version`; of the form of all rows, so of each type that is in one."""
@@ -153,6 +144,8 @@ def load(db: sqlite3.Connection) -> Loaded:
                 continue
             if kind in _GONE and version == _LOANS:
                 continue
+            if version == _LOANS:
+                kind, value = row_of_schema_3(kind, value)  # noqa: PLW2901  # under present names
             parsed, content = _parse(kind, key, value, exactly=version == SCHEMA_VERSION)
         except (ValueError, RecursionError) as error:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")
@@ -351,7 +344,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), _check_tenancy),
     "resources": _Kind(_resource, _FLAG),
     "pending_poststops": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
-    "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(ClaimOwner), _check_claim_owner),
+    "claim_owners": _Kind(parse_claim_uid, msgspec.json.Decoder(ClaimOwner), _check_claim_owner),
     "images": _Kind(_image, _FLAG),
     "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), _check_debug),
     "alias_bindings": _Kind(_aliased, msgspec.json.Decoder(AliasBinding)),

@@ -21,14 +21,15 @@ from fpga_plugin.allocation.journal.records import (
     Tenancy,
     TenancyKey,
 )
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 
 class Known(Protocol):
     """What holds before the change."""
 
     allocations: dict[DeviceId, Allocation]
-    holders: dict[ClaimUid, ClaimOwner]
+    claim_owners: dict[ClaimUid, ClaimOwner]
 
     @property
     def tenancies(self) -> Mapping[TenancyKey, Tenancy]:
@@ -49,8 +50,8 @@ def parted(change: Change, known: Known) -> tuple[Change, Change]:
     return taking, giving
 
 
-def _epoch(_known: Known, _taking: Change, instance: Fact, told: str) -> bool:
-    return instance in {Fact.KUBELET, Fact.LOST} or (instance is Fact.CLAIMS and bool(told))
+def _fact(_known: Known, _taking: Change, fact: Fact, told: str) -> bool:
+    return fact in {Fact.KUBELET, Fact.LOST} or (fact is Fact.RESOURCE_CLAIMS and bool(told))
 
 
 def _allocation(
@@ -94,7 +95,7 @@ def _tenancy(known: Known, taking: Change, key: TenancyKey, tenancy: Tenancy | N
     return known.allocation_of(key) is not None or key.allocation in made
 
 
-def _holder(known: Known, taking: Change, uid: ClaimUid, owner: ClaimOwner | None) -> bool:
+def _claim_owner(known: Known, taking: Change, uid: ClaimUid, owner: ClaimOwner | None) -> bool:
     """It is not prepared any more, or kubelet's record shows it with devices that are adopted."""
     if owner is None or owner.boot or owner.ended:
         return False
@@ -113,7 +114,7 @@ def _no(_known: Known, _taking: Change, _key: object, _value: object) -> bool:
 
 
 _TAKES: Final[Mapping[str, Callable[[Known, Change, Any, Any], bool]]] = {
-    "facts": _epoch,
+    "facts": _fact,
     "allocations": _allocation,
     "regions": _region,
     "memory_clear_pending": _flag,
@@ -122,7 +123,7 @@ _TAKES: Final[Mapping[str, Callable[[Known, Change, Any, Any], bool]]] = {
     "tenancies": _tenancy,
     "resources": _flag,
     "pending_poststops": _no,
-    "holders": _holder,
+    "claim_owners": _claim_owner,
     "images": _flag,
     "debug_holds": _no,
     "alias_bindings": _no,

@@ -6,7 +6,7 @@ names ends, as everywhere: its processes are waited for before its region is scr
 
 Kubelet itself counts such a pod's devices as in use, too, until somebody calls PodResources List
 (pkg/kubelet/cm/devicemanager: UpdateAllocatedDevices), and keeps pods waiting that ask for the
-resource by limits. So it is called once in a life of the plugin, when no such allocation is left.
+resource by limits. So it is called once in a run of the plugin, when no such allocation is left.
 """
 
 import asyncio
@@ -19,14 +19,15 @@ from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, PodUid
+from fpga_plugin.ids import CardId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
 
 class DevicePluginLeftovers:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: whose allocations end.

@@ -28,9 +28,10 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import granted_nodes
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import CardId, DeviceId, PodUid, is_device_id
+from fpga_plugin.ids import CardId, DeviceId, is_device_id
 from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry, Stamp
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -43,7 +44,7 @@ _UNREADABLE: Final[Stamp] = (0, 0, 0)
 
 
 class Owners:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: gets the owners.
@@ -234,7 +235,7 @@ class Owners:
     # ---------------------------------------------------------------- after an Allocate
 
     async def run(self) -> None:
-        """Look for the pods of allocations, ever less often, until cancelled; with none read nothing."""
+        """Look for the pods of allocations, ever less often, until cancelled."""
         backoff = Backoff(FIRST_LOOK, LONGEST_WAIT)
         while True:
             with suppress(TimeoutError):

@@ -72,7 +72,7 @@ class _Look:
         yield Assumption("it is of a kind that is known", verdict, kind.value)
 
     def _kind(self) -> Kind:
-        """How its accelerators are reached and loaded, as far as sysfs tells."""
+        """How its accelerators are reached and loaded, as far as sysfs reports."""
         try:
             fmes = list(self._below(r"dfl-fme\.[0-9]{1,9}"))
             if not fmes or not any(self._below(r"dfl-port\.[0-9]{1,9}")):
@@ -277,7 +277,7 @@ class _Look:
                 Verdict.HOLDS,
                 "userclk/frequency sets it",
             ),
-            (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver tells it (userclk)"),
+            (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver reports it (userclk)"),
             (
                 lambda: bool(uio),
                 Verdict.HOLDS,

@@ -71,7 +71,7 @@ class DflBackend:
         """The kernel's boot id.
 
         Raises:
-            HardwareError: /proc does not tell.
+            HardwareError: /proc does not say.
         """
         try:
             return self._kernel.boot_id()
@@ -92,7 +92,7 @@ class DflBackend:
         return found
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
-        """One card anew; None when it is gone."""
+        """One card again; None when it is gone."""
         found = discovery.scan_card(self._kernel, card, self._skip, self._rule)
         if isinstance(found, Card):
             self._load_notes(found)

@@ -29,8 +29,9 @@ class PortDevice:
     Attributes:
         node: its device node (`/dev/dfl-port.3`).
         sysfs: its directory below the root of sysfs (`/sys/devices/.../dfl-port.3`).
-        instance: tells the port from a later one that has the same id, node and directory: a card
-            that went and came back, or whose driver was rebound, has ports of other instances.
+        instance: distinguishes the port from a later one that has the same id, node and directory:
+            a card that went and came back, or whose driver was rebound, has ports of other
+            instances.
     """
 
     node: str

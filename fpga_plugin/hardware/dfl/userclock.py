@@ -4,7 +4,7 @@ The FIM has a counter that is told by its command register (CMD1) which clock to
 frequency in its status register (STS1), in units of 10 kHz. Where these registers are depends on
 the card (OPAE's libraries/plugins/xfpga/usrclk and, for the second, its older user_clk_pgm_uclock):
 
-    userclk/frequency                  kHz: a driver that tells it, and may set it (`settings`)
+    userclk/frequency                  kHz: a driver that reports it, and may set it (`settings`)
     dfl*/userclk/frequency             "low high" in kHz, one file: the out-of-tree driver
     dfl_dev.*, feature 0x14, uio_dfl   CMD1 at 0x10, STS1 at 0x20 of the feature's registers
     userclk_freqcntr{cmd,sts}          the same two registers as files: ports of the first revision
@@ -50,7 +50,7 @@ _MAX_MHZ = 2000
 def user_clock(kernel: Kernel, region: Region) -> UserClock:
     """What a region's user clock is now, in MHz.
 
-    Never raises for what the hardware answers: what cannot be measured is told in `source`.
+    Never raises for what the hardware answers: what cannot be measured is reported in `source`.
     """
     for measure in (_by_driver, _by_vendors_driver, _by_uio, _by_files):
         try:

@@ -160,13 +160,13 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 class NodeCheck:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         node: ours; None: not known, so that nothing is asked.
         judge: what kubelet's and the runtime's versions lack.
-        warn: is told of each concern, when it is new.
+        warn: is notified of each concern, when it is new.
         not_known: what to say while the versions are not known; empty: nothing, somebody else does.
         backoff: how long to wait after failures.
 
@@ -194,7 +194,7 @@ class NodeCheck:
         self.concerns: tuple[str, ...] = ()
 
     def wake(self) -> None:
-        """Look again: the plugin starts, or a life of kubelet registered the driver."""
+        """Look again: the plugin starts, or a kubelet instance registered the driver."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -223,7 +223,7 @@ class NodeCheck:
         """Read the node's versions.
 
         Raises:
-            NoSourceError: the API server does not tell, or cannot be asked.
+            NoSourceError: the API server does not say, or cannot be asked.
         """
         if self._node is None:
             raise NoSourceError("NODE_NAME is not set", hint="set it from the downward API")

@@ -1,7 +1,7 @@
 """Sockets under a fixed name, which kubelet dials by its path.
 
 Kubelet's plugin manager keeps what it knows of a plugin under its socket's path, and works on one
-path at a time: so a plugin that registers anew does so under the same name, made anew. Two names
+path at a time: so a plugin that registers again does so under the same name, made again. Two names
 would be worked on at once, and the end of the old one might end the new one.
 """
 

@@ -53,7 +53,7 @@ def listen_on(path: str) -> socket.socket:
 
 
 def socket_identity(directory: str, name: str) -> str | None:
-    """What tells one life of a socket file from the next; None where there is no such socket."""
+    """What distinguishes a socket file from a later one; None where there is no such socket."""
     try:
         found = os.stat(os.path.join(directory, name), follow_symlinks=False)
     except OSError:

@@ -52,7 +52,7 @@ NOT_HERE = {
 }
 
 KIND_NOT_HERE = "OFS]"
-"""The machine has one card of that kind: test_real_slots.py kills at each step of its allocations."""
+"""The machine has one card of that kind: test_real_slots.py kills at each of its steps."""
 
 TROUBLE = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace|INFO: task .* blocked")
 

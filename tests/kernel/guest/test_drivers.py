@@ -175,7 +175,7 @@ def test_a_failed_pr_poisons_its_port_until_a_rebind_and_no_other(rig: Rig, word
     with pytest.raises(PortPoisonedError):
         rig.backend.afu_id(region)
     with rig.backend.open_port(card, region) as port:
-        port.reset()  # the driver allocations success
+        port.reset()  # the driver claims success
         port.program(image())  # here too
         with pytest.raises(PortPoisonedError):
             port.afu_id()

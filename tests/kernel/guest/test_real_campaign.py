@@ -148,7 +148,7 @@ class Life:
         self.run(pod)
 
     def run(self, pod: Pod) -> None:
-        """Its container starts, or starts anew, if the plugin lets it."""
+        """Its container starts, or starts again, if the plugin lets it."""
         self.stop(pod)
         afu = self.rng.choice([AFU, AFU_2, AFU_3, ""])
         env: Mapping[str, str] = request(afu) if afu else {"PATH": "/bin"}
