@@ -7,6 +7,9 @@ PYTHON := .venv/bin/python
 # The one place that says it; tests/unit/test_versions.py holds chart, kustomization and docs to it.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
+# Builds the documents' site from mkdocs.yml: the maintained successor of Material for MkDocs. Not among the tools of the
+# tests: nothing else needs it.
+DOCS_TOOLS := zensical==0.0.73
 
 .PHONY: help
 help: ## this list
@@ -203,6 +206,29 @@ docs: ## write docs/configuration.md, the chart's schema and those of --json aga
 	@$(PYTHON) docs/obstacles.py docs/architecture.md
 	@$(PYTHON) deploy/helm/settings_schema.py
 	@$(PYTHON) -m fpga_plugin.commands.schemas docs/schema
+
+# Zensical empties a folder `.cache` beside the mkdocs.yml that it reads, and follows links: it gets a copy, elsewhere.
+SITE := .cache/docs-site
+.PHONY: docs-tools
+docs-tools:
+	@mkdir -p $(SITE)
+	@[[ $$(cat $(SITE)/installed 2>/dev/null) == '$(DOCS_TOOLS)' ]] || { \
+	  bash .ci/setup runtime; \
+	  $(PYTHON) -m venv --clear $(SITE)/venv; \
+	  $(SITE)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(DOCS_TOOLS); \
+	  echo '$(DOCS_TOOLS)' >$(SITE)/installed; }
+	@rm -rf $(SITE)/docs $(SITE)/site
+	@cp -r docs mkdocs.yml $(SITE)/
+
+.PHONY: docs-site
+docs-site: docs-tools ## build the documents' site into .cache/docs-site/site; a link that leads nowhere fails
+	@cd $(SITE) && venv/bin/zensical build --strict --config-file mkdocs.yml
+
+.PHONY: docs-serve
+docs-serve: docs-tools ## serve the documents, as they change, at http://localhost:8000 (DOCS_ADDRESS=localhost:8080)
+	@while sleep 1; do cp -ru docs mkdocs.yml $(SITE)/; done & \
+	trap "kill $$!" EXIT; \
+	cd $(SITE) && venv/bin/zensical serve --config-file mkdocs.yml --dev-addr $${DOCS_ADDRESS:-localhost:8000}
 
 UV_COMPILE = .cache/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
   --no-annotate --no-emit-index-url --no-emit-find-links

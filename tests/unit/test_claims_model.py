@@ -41,7 +41,7 @@ from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 from fpga_plugin.settings.settings import Mode, ScrubPolicy
 
-TRACES = sorted((ROOT / "docs/model/traces/claims").glob("*.txt"))
+TRACES = sorted((ROOT / "tests/traces/claims").glob("*.txt"))
 BLANK_CLAIM = 2
 """The claim that asks for no bitstream, as in the model."""
 

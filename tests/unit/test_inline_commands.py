@@ -56,7 +56,7 @@ NOT_RUN = {
     "curl NODE:9102/readyz": "needs the node's address",
     "grep -E 'Cap": "of a node's own process; tests/integration/test_sandbox.py reads the same",
     "git tag --sign": "takes the releaser's key",
-    "helm rollback": "in docs/bitstreams.md as in docs/install.md",
+    "helm rollback": "in docs/bitstreams.md as in docs/upgrade.md",
     "kubectl describe pod": "for people to read",
     "kubectl drain": "evicts the only node's pods",
     "kubectl uncordon": "without the node: the way back from kubectl drain",

@@ -29,7 +29,7 @@ from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import ScrubPolicy
 
-TRACES = sorted((ROOT / "docs/model/traces").glob("*.txt"))
+TRACES = sorted((ROOT / "tests/traces/protocol").glob("*.txt"))
 CONDITIONS = (Condition.DIRTY, Condition.SCRUBBING, Condition.BLANK, Condition.PROGRAMMED)
 BLANK_POD = 2
 """The pod that asks for no bitstream, as in the model."""

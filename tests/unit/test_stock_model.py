@@ -37,7 +37,7 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
 )
 from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
-TRACES = sorted((ROOT / "docs/model/traces/stock").glob("*.txt"))
+TRACES = sorted((ROOT / "tests/traces/stock").glob("*.txt"))
 
 
 @dataclass(eq=False)
