@@ -7,6 +7,9 @@ PYTHON := .venv/bin/python
 # The one place that says it; tests/unit/test_versions.py holds chart, kustomization and docs to it.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
+# Builds the documents' site from mkdocs.yml: the maintained successor of Material for MkDocs. Not among the tools of the
+# tests: nothing else needs it.
+DOCS_TOOLS := zensical==0.0.73
 
 .PHONY: help
 help: ## this list
@@ -80,12 +83,12 @@ fleet: ## hundreds of plugins with one real API server and scheduler (takes Go; 
 	@$(PYTHON) tests/dra/fleet.py $(FLEET_ARGS)
 
 .PHONY: image
-image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=...)
+image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=..., TOOL=buildah)
 	@[[ "$${BASE:-}" =~ @sha256:[0-9a-f]{64}$$ ]] || { \
 	  echo 'image: BASE has to name a Debian release with its digest, so that the same source makes the same' >&2; \
 	  echo '  image: make image BASE=debian:bookworm-slim@sha256:... (the digest: docker pull debian:bookworm-slim)' >&2; \
 	  exit 2; }; \
-	tool=$$(command -v docker || command -v podman || command -v buildah) || \
+	tool=$${TOOL:-$$(command -v docker || command -v podman || command -v buildah)} || \
 	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
 	[[ -n $$(git status --porcelain 2>&1) ]] || revision=$$(git rev-parse HEAD); \
 	$$tool build --build-arg "BASE=$$BASE" --build-arg "REVISION=$${revision:-}" --tag $${IMAGE:-fpga-plugin:$(VERSION)} .
@@ -113,7 +116,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	@bash tests/kubelet/build $$(printf "%s\n" 1.36 $${K8S:-1.36} | sort -V | tail -1) kube-scheduler kube-controller-manager
 	@$(PYTHON) -m pytest tests/image -q
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
-	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
+	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_chart_life.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one \
 	  $(PYTHON) -m pytest tests/dra/test_chart_pod.py tests/dra/test_chart_store.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
 
@@ -150,7 +153,7 @@ mutants: ## small changes of the core: does a fast test notice? (MUTANTS_ARGS="a
 	@$(PYTHON) tests/mutants $(MUTANTS_ARGS)
 
 .PHONY: load
-load: ## 256 cards, a pod a second, hostile clients: nothing may grow (LOAD_ARGS="--door dra --minutes 20")
+load: ## 256 cards, a pod a second, hostile clients: nothing may grow (LOAD_ARGS="--api dra --minutes 20")
 	@bash .ci/setup dev
 	@$(PYTHON) tests/load $(LOAD_ARGS)
 
@@ -173,11 +176,11 @@ bench: ## what is fast, measured on this machine (BENCH_ARGS)
 	@bash .ci/setup dev
 	@$(PYTHON) benchmarks $(BENCH_ARGS)
 
-.PHONY: bench-doors
-bench-doors: ## a pod's start and end by both doors, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
+.PHONY: bench-apis
+bench-apis: ## a pod's start and end by both APIs, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
-	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one $(PYTHON) tests/dra/doors.py $(BENCH_ARGS)
+	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one $(PYTHON) tests/dra/apis.py $(BENCH_ARGS)
 
 .PHONY: bench-kernel
 bench-kernel: ## PreStart beside the bare ioctl, on the real drivers (BENCH_ARGS="--rounds 5")
@@ -204,13 +207,40 @@ docs: ## write docs/configuration.md, the chart's schema and those of --json aga
 	@$(PYTHON) deploy/helm/settings_schema.py
 	@$(PYTHON) -m fpga_plugin.commands.schemas docs/schema
 
+# Zensical empties a folder `.cache` beside the mkdocs.yml that it reads, and follows links: it gets a copy, elsewhere.
+SITE := .cache/docs-site
+.PHONY: docs-tools
+docs-tools:
+	@mkdir -p $(SITE)
+	@[[ $$(cat $(SITE)/installed 2>/dev/null) == '$(DOCS_TOOLS)' ]] || { \
+	  bash .ci/setup runtime; \
+	  $(PYTHON) -m venv --clear $(SITE)/venv; \
+	  $(SITE)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(DOCS_TOOLS); \
+	  echo '$(DOCS_TOOLS)' >$(SITE)/installed; }
+	@rm -rf $(SITE)/docs $(SITE)/site
+	@cp -r docs mkdocs.yml $(SITE)/
+
+.PHONY: docs-site
+docs-site: docs-tools ## build the documents' site into .cache/docs-site/site; a link that leads nowhere fails
+	@cd $(SITE) && venv/bin/zensical build --strict --config-file mkdocs.yml
+
+.PHONY: docs-serve
+docs-serve: docs-tools ## serve the documents, as they change, at http://localhost:8000 (DOCS_ADDRESS=localhost:8080)
+	@while sleep 1; do cp -ru docs mkdocs.yml $(SITE)/; done & \
+	trap "kill $$!" EXIT; \
+	cd $(SITE) && venv/bin/zensical serve --config-file mkdocs.yml --dev-addr $${DOCS_ADDRESS:-localhost:8000}
+
+UV_COMPILE = .cache/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+  --no-annotate --no-emit-index-url --no-emit-find-links
+
 .PHONY: lock
-lock: ## pin what the image takes from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)
+lock: ## pin what image and development tools take from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)
 	@bash .ci/setup dev
 	@$(PYTHON) -m pip install --quiet --upgrade --target .cache/lock uv
-	@.cache/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-	  --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
-	  --output-file deploy/image/requirements.lock $(LOCK_ARGS)
+	@$(UV_COMPILE) pyproject.toml --output-file deploy/image/requirements.lock $(LOCK_ARGS)
+	@$(UV_COMPILE) --group build --output-file .ci/build.lock $(LOCK_ARGS)
+	@$(UV_COMPILE) --group dev --constraints deploy/image/requirements.lock --constraints .ci/build.lock \
+	  --output-file .ci/dev.lock $(LOCK_ARGS)
 
 .PHONY: clean
 clean: ## remove what the other targets made

@@ -1,6 +1,7 @@
-"""`make bench BENCH_ARGS=--write`: the measured block of docs/performance.md, made of one run.
+"""`make bench BENCH_ARGS=--write`: the measured block of docs/performance.md, made from one run.
 
-The figures are kept beside it (`measured.json`), so that the next run says what got slower.
+All figures are kept as a listing (`measured.txt`) and as data (`measured.json`), so that the next
+run says what got slower.
 """
 
 import json
@@ -11,6 +12,7 @@ from runtime import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 KEPT = ROOT / "benchmarks" / "measured.json"
+LISTING = ROOT / "benchmarks" / "measured.txt"
 BEGIN, END = "<!-- make bench: begin -->\n", "<!-- make bench: end -->\n"
 
 SLOWER = 1.1
@@ -60,7 +62,7 @@ def around() -> tuple[str, str]:
 
 
 def write(here: Mapping[str, object], figures: Sequence[Figure], day: str) -> None:
-    """Replace the block in the page, and keep the figures for the next run.
+    """Replace the block in the page and the listing, and keep the figures for the next run.
 
     Raises:
         ValueError: the page has no such block.
@@ -68,6 +70,7 @@ def write(here: Mapping[str, object], figures: Sequence[Figure], day: str) -> No
     before, after = around()
     last = json.loads(KEPT.read_text()) if KEPT.exists() else None
     PAGE.write_text(before + BEGIN + block(here, figures, day, last) + END + after)
+    LISTING.write_text(f"{_measured(here, day)}\n{table(figures)}\n")
     kept = {"day": day, "machine": here, "figures": [figure.as_json() for figure in figures]}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
@@ -78,13 +81,16 @@ def block(
     day: str,
     last: Mapping[str, object] | None,
 ) -> str:
-    """What stands in the page: the machine, the trend by cards, what got slower, all figures."""
-    machine = "; ".join(f"{key} {value}" for key, value in here.items())
-    parts = [f"Measured on {day}. {machine}.\n", _trend(figures)]
+    """What stands in the page: the machine, the trend by cards, what got slower."""
+    parts = [_measured(here, day), _trend(figures)]
     if last is not None:
         parts.append(_slower(figures, last) if _same(here, last) else _ELSEWHERE.format(**last))
-    parts.append(f"```\n{table(figures)}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
+
+
+def _measured(here: Mapping[str, object], day: str) -> str:
+    machine = "; ".join(f"{key} {value}" for key, value in here.items())
+    return f"Measured on {day}. {machine}.\n"
 
 
 def _trend(figures: Sequence[Figure]) -> str:

@@ -20,7 +20,7 @@ LIMIT = 60.0
 
 
 class Kubelet:
-    """One life of kubelet.
+    """One kubelet instance.
 
     Attributes:
         registered: when each resource registered first, since `forget`.

@@ -1,4 +1,4 @@
-"""The identifiers that travel through the plugin, parsed once at the edge.
+"""The identifiers of FPGAs that travel through the plugin, parsed once at the edge.
 
 `str` is not a type for an id: what a pod, kubelet or a file wrote becomes one of these types, or a
 `ValueError` that says what is wrong with it (invariant 11 in docs/architecture.md). Everything
@@ -9,6 +9,7 @@ import base64
 import enum
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NewType
 
@@ -33,19 +34,9 @@ BitstreamId = NewType("BitstreamId", str)
 Alias = NewType("Alias", str)
 """What people call a bitstream, or an interface id: a DNS label that looks like no id."""
 
-PodUid = NewType("PodUid", str)
-"""`metadata.uid` of a pod, as kubelet's checkpoint writes it."""
-
-ClaimUid = NewType("ClaimUid", str)
-"""`metadata.uid` of a ResourceClaim; it may be a part of a file's name."""
-
-ResourceName = NewType("ResourceName", str)
-"""An extended resource as kubelet calls it; `known_resource` tells what it is a resource of."""
-
 _PCI = re.compile(r"([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-1][0-9a-f])\.([0-7])", re.ASCII)
 _REGION = re.compile(r"(.+)-p(0|[1-9][0-9]{0,4})", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
-_CLAIM_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ALIAS = re.compile(r"(?=.*[g-z])[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?", re.ASCII)
 _HEX40 = re.compile(r"[0-9a-f]{40}", re.ASCII)
@@ -154,7 +145,7 @@ class Resource:
         return resource
 
     @property
-    def name(self) -> ResourceName:
+    def name(self) -> str:
         """`<domain>/region-<interface id>`, `<domain>/fpga-<interface id>` or `<domain>/af-...`.
 
         In the first two an alias may stand in place of the id. The last is the Intel plugin's
@@ -163,17 +154,17 @@ class Resource:
         hex.
         """
         if self.afu_id is None:
-            return ResourceName(f"{self.domain}/{self.kind.stem}-{self.alias or self.interface_id}")
+            return f"{self.domain}/{self.kind.stem}-{self.alias or self.interface_id}"
         both = base64.urlsafe_b64encode(bytes.fromhex(self.interface_id + self.afu_id))
         short = f"{self.interface_id[:3]}.{self.afu_id[:3]}"
-        return ResourceName(f"{self.domain}/af-{short}.{both.decode().rstrip('=')}")
+        return f"{self.domain}/af-{short}.{both.decode().rstrip('=')}"
 
     @property
     def variable(self) -> str:
         """`FPGA_DEVICES_<KIND>_<8>`: where a container finds the nodes of all that it has of it.
 
         Of the interface id there are the first 8 digits. A container with two resources gets two
-        answers, each numbered from 1, so that `numbered_variable` tells nothing there.
+        answers, each numbered from 1, so that `numbered_variable` says nothing there.
         """
         return f"FPGA_DEVICES_{self.kind.stem.upper()}_{self.interface_id[:8].upper()}"
 
@@ -230,6 +221,16 @@ def kind_of(resource: str) -> ResourceKind | None:
     return None if known is None else known.kind
 
 
+def ours(prefix: str) -> Callable[[str], bool]:
+    """Whether devices of a resource may be devices of this node's cards.
+
+    So is every resource in the domain `prefix` (`fpga.intel.com`), whoever serves it. And every one
+    that is called as this plugin calls its own, in whatever domain: pods keep what they were given
+    when the operator changes the prefix, and kubelet keeps its name.
+    """
+    return lambda resource: resource.startswith(f"{prefix}/") or kind_of(resource) is not None
+
+
 def region_id(card: CardId, port_id: int) -> RegionId:
     """The id of the region behind a card's port."""
     return RegionId(f"{card}-p{port_id}")
@@ -269,18 +270,6 @@ def is_device_id(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def parse_claim_uid(text: str) -> ClaimUid:
-    """A claim's uid: usually 8-4-4-4-12; the API promises no more than an opaque string.
-
-    Raises:
-        ValueError: `text` is empty, too long, or has other characters than letters, digits, dashes.
-    """
-    if not _CLAIM_UID.fullmatch(text):
-        msg = "not a claim's uid"
-        raise ValueError(msg)
-    return ClaimUid(text)
 
 
 def parse_hex128(text: str) -> str:

@@ -39,17 +39,17 @@ from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.cards.reports import ReportObserver
 from fpga_plugin.cards.scrub import Scrubber
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.ids import RegionId
+from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.events.broadcaster import EventBroadcaster, EventSink
@@ -58,7 +58,7 @@ from fpga_plugin.settings.settings import Advertise, Mode, Settings
 from fpga_plugin.settings.values import NO_CDI_DEVICES
 
 if TYPE_CHECKING:
-    from fpga_plugin.dra.door import DraDoor
+    from fpga_plugin.dra.driver import DraDriver
     from fpga_plugin.dra.poolcheck import PoolCheck
     from fpga_plugin.dra.reconcile import ClaimReconciler
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
@@ -70,7 +70,7 @@ KEPT_LOOKS: Final = 3
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
-    """Is told what the plugin does, and decides nothing by it. Must not raise."""
+    """Is notified what the plugin does, and decides nothing by it. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
-        claims=settings.mode is Mode.DRA,
-        claims_unknown=_lost_claims(settings, journal),
+        dra=settings.mode is Mode.DRA,
+        resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
 
 
-def _lost_claims(settings: Settings, journal: Journal) -> str:
+def _lost_resource_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last, dra = journal.marker.last, Mode.DRA
-    # With DRA, too: this life may end before it reads kubelet's record of them.
+    # With DRA, too: the plugin may end before it reads kubelet's record of them.
     served = settings.mode is dra or (last is not None and (last.claims or last.api == dra.value))
     if not journal.doubt or not served:
         return ""
@@ -155,13 +155,14 @@ def open_node(
 ) -> Node:
     """The node that the settings describe.
 
-    `programming` is told which regions have work in flight that the process's death would not stop.
+    `programming` is notified which regions have work in flight that the process's death would not
+    stop.
     """
     podresources = None
     if settings.podresources_socket is not None:
         podresources = PodResourcesClient(
             settings.podresources_socket,
-            settings.resource_prefix,
+            ours(settings.resource_prefix),
             idle_seconds=KEPT_LOOKS * settings.reconcile_interval,
         )
     return Node(
@@ -185,11 +186,14 @@ def check_link(settings: Settings) -> None:
 
     Raises:
         SettingsError: a path would be too long (kubelet.sock's own neighbours are dialled by
-            names), or a setting that the door needs is missing.
-        FpgaPluginError: a directory of the door cannot be made.
+            names), or a setting that DRA needs is missing.
+        FpgaPluginError: a directory that DRA writes into cannot be made.
     """
     if settings.mode is Mode.DRA:
-        from fpga_plugin.dra.door import check, make_directories  # the other door needs none of it
+        from fpga_plugin.dra.driver import (  # only where DRA serves
+            check,
+            make_directories,
+        )
 
         check(settings)
         make_directories(settings)
@@ -238,12 +242,12 @@ class DevicePlugin:
     """What serves kubelet by the device plugin API; with DRA there is none.
 
     Attributes:
-        claims: kubelet's calls.
-        owners: find out whose claims these are.
+        calls: kubelet's calls.
+        owners: find out whose the devices are.
         reconciler: what a stock kubelet does not say.
     """
 
-    claims: ClaimService
+    calls: DevicePluginService
     owners: Owners
     reconciler: Reconciler
 
@@ -259,7 +263,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    claims = ClaimService(
+    calls = DevicePluginService(
         ledger=ledger,
         owners=owners,
         lists=DeviceLists(ledger, advertise=settings.advertise),
@@ -280,7 +284,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         ),
         pods_socket=settings.pods_socket,
     )
-    return DevicePlugin(claims, owners, reconciler)
+    return DevicePlugin(calls, owners, reconciler)
 
 
 class Plugin:
@@ -291,7 +295,7 @@ class Plugin:
         node: what it stands on.
         ledger: who has what; open.
         link: to kubelet; not started.
-        observer: is told of refusals, scrubs and preparations.
+        observer: is notified of refusals, scrubs and preparations.
     """
 
     def __init__(
@@ -340,7 +344,7 @@ class Plugin:
         owners = Owners(ledger, node.cgroups, node.pods)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
-        wants = Wants(
+        targets = Targets(
             operations,
             node.store,
             node.reads,
@@ -349,18 +353,18 @@ class Plugin:
             debugging=debugging,
         )
         permission = Permission(node.policy, node.pods)
-        self.door: DraDoor | None = None
+        self.dra: DraDriver | None = None
         self.pool: PoolCheck | None = None
         if settings.mode is Mode.DRA:
-            # The other door needs none of it.
-            from fpga_plugin.dra import door, poolcheck
+            # Only where DRA serves: the device plugin API needs none of it.
+            from fpga_plugin.dra import driver, poolcheck
             from fpga_plugin.dra.pool import Pool
 
-            self.door = door.DraDoor(
+            self.dra = driver.DraDriver(
                 settings,
                 operations,
                 preparer,
-                wants,
+                targets,
                 queue,
                 permission,
                 recorder,
@@ -370,12 +374,12 @@ class Plugin:
             pool = Pool(settings.resource_prefix, settings.node_name)
             self.pool = poolcheck.PoolCheck(settings.kubeconfig, pool, warn=recorder.foreign_slices)
         self.device_plugin: DevicePlugin | None = None
-        if self.door is None:
+        if self.dra is None:
             envs = StockEnvironment(node.pods, cgroups=node.cgroups)
             prestarts = PreStarts(
                 operations,
                 preparer,
-                wants,
+                targets,
                 pods=node.pods,
                 envs=envs,
                 permission=permission,
@@ -385,12 +389,12 @@ class Plugin:
                 settings, node, ledger, link, queue, prestarts, owners, envs, recorder
             )
         self.leftovers: ClaimReconciler | None = None
-        if self.door is None and (ledger.holders or ledger.claims_unknown):
-            from fpga_plugin.dra.door import open_leftovers  # only where DRA served before
+        if self.dra is None and (ledger.claim_owners or ledger.resource_claims_unknown):
+            from fpga_plugin.dra.driver import open_leftovers  # only where DRA served before
 
             self.leftovers = open_leftovers(settings, operations, queue)
         self._runtime: NodeCheck | None = None
-        if settings.cdi_devices is not None and self.door is None:
+        if settings.cdi_devices is not None and self.dra is None:
             self._runtime = NodeCheck(
                 settings.kubeconfig,
                 settings.node_name,
@@ -410,8 +414,8 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
-        if self.debugging is None:  # kept by an earlier life with other settings
-            self.ledger.work.end_debug(tuple(self.ledger.debugs))
+        if self.debugging is None:  # held by an earlier run with other settings
+            self.ledger.work.end_debug(tuple(self.ledger.debug_holds))
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()
@@ -419,16 +423,16 @@ class Plugin:
         if self.ledger.rebinding:
             await self.recovery.resume()
         if (api := self.device_plugin) is not None:
-            await self.link.start(api.claims, api.reconciler)
-        elif self.door is not None:
-            await self.door.start()
+            await self.link.start(api.calls, api.reconciler)
+        elif self.dra is not None:
+            await self.dra.start()
         if self.node.policy is not None:
             self.node.policy.start()
         log.info(
             "serving",
             version=__version__,
             cards=len(self.ledger.cards),
-            resources=() if api is None else api.claims.resources(),
+            resources=() if api is None else api.calls.resources(),
             node=self.settings.node_name,
         )
 
@@ -436,25 +440,25 @@ class Plugin:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
         api = self.device_plugin
-        of_door = {} if api is None else {**self._of_device_plugin(api)}
-        of_door |= {} if self.door is None else self.door.work()
+        of_api = {} if api is None else {**self._of_device_plugin(api)}
+        of_api |= {} if self.dra is None else self.dra.work()
         if self.debugging is not None:
-            of_door = {**of_door, "debugging": self.debugging.run()}
+            of_api = {**of_api, "debugging": self.debugging.run()}
         if self.pool is not None:
-            of_door = {**of_door, "pool": self.pool.run()}
+            of_api = {**of_api, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
-        return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
+        return {**of_api, **names, "store": self._index.run(), "health": self.inventory.run()}
 
     @property
     def records_problem(self) -> str:
         """Why kubelet's records cannot be read; empty while they can."""
-        if self.door is not None:
-            return self.door.reconciler.problem
+        if self.dra is not None:
+            return self.dra.reconciler.problem
         return "" if self.device_plugin is None else self.device_plugin.reconciler.problem
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""
-        found = [] if self.door is None else self.door.notes()
+        found = [] if self.dra is None else self.dra.notes()
         if self._runtime is not None:
             found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
@@ -474,13 +478,13 @@ class Plugin:
         if self._index is not None:
             self._index.close()
         await self.link.stop()
-        if self.door is not None:
-            await self.door.stop()
+        if self.dra is not None:
+            await self.dra.stop()
         self.node.workers.close()
-        if self.door is not None:
-            await self.door.close()
+        if self.dra is not None:
+            await self.dra.close()
         if self.device_plugin is not None:
-            await self.device_plugin.claims.close()
+            await self.device_plugin.calls.close()
         if self.node.pods.podresources is not None:
             self.node.pods.podresources.close()
         await self.queue.close()

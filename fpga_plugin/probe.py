@@ -21,7 +21,7 @@ SOCKET = "status.sock"
 
 SECONDS = {"healthz": 8.0, "readyz": 4.0}
 """What may be asked, and how long the answer may take: less than kubelet gives the probe, so that
-its event tells what went wrong."""
+its event reports what went wrong."""
 
 _MAX_ANSWER = 65536
 _USAGE = 2

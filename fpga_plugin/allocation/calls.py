@@ -1,4 +1,4 @@
-"""What calls of kubelet's answer and tell, in the plugin's own values."""
+"""What kubelet's calls are answered with, and whose they are, in the plugin's own values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from fpga_plugin.ids import (
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class AllocateAnswer:
     """The answer to Allocate: what the container gets.
 
     Attributes:
@@ -33,7 +33,7 @@ class Allocation:
     cdi_devices: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, resource: Resource, grants: Mapping[RegionId, Grant]) -> "Allocation":
+    def of(cls, resource: Resource, grants: Mapping[RegionId, Grant]) -> "AllocateAnswer":
         """What a container gets that has these regions, as or in devices of this resource.
 
         Regions are in order of (PCI address, port id), whatever order kubelet named them in.

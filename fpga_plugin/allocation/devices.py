@@ -1,4 +1,4 @@
-"""What kubelet is told of a device."""
+"""What kubelet is sent of a device."""
 
 from dataclasses import dataclass
 

@@ -50,8 +50,8 @@ def _refuses(exposure: Exposure, *, whole: bool) -> bool:
     return exposure is Exposure.REFUSE or (exposure is Exposure.REFUSE_REGIONS and not whole)
 
 
-def memory_state(card: Card, *, debt: bool) -> str:
-    """How it stands with what former tenants left in a card's memory."""
+def memory_state(card: Card, *, pending: bool) -> str:
+    """How it stands with what earlier tenants left in a card's memory."""
     if card.never_cleared:
         return NEVER_CLEARED
-    return "not cleared yet" if debt else "cleared"
+    return "not cleared yet" if pending else "cleared"

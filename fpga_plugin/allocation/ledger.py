@@ -4,12 +4,12 @@ Every method is one step: it checks, and makes one change. What of it takes trus
 once, what gives trust once it is written (`trust`): memory is never less strict than what a restart
 would read. All methods belong to the event loop and take microseconds.
 
-A claim is kept per device id. Ownership of a region follows from the claims on it and on its card;
-condition is a fact of its own (docs/architecture.md, "Two facts for each region").
+An allocation is kept per device id. Ownership of a region follows from the allocations on it and on
+its card; condition is a fact of its own (docs/architecture.md, "Two facts for each region").
 
 `Ledger` is the state (`State`: the facts, and what can be asked of them) with its parts. Four parts
-make steps, each for one side: kubelet by the device plugin API (`allocations`), ResourceClaims
-(`resource_claims`), work on regions (`work`), and hardware (`hardware`). `obstacles` says what
+make steps, each for one side: kubelet by the device plugin API (`device_plugin`), ResourceClaims
+(`dra`), work on regions (`work`), and hardware (`hardware`). `obstacles` says what
 stands against a device, and `naming` what devices are called.
 """
 
@@ -20,17 +20,18 @@ from typing import Final
 
 from msgspec import UNSET
 
-from fpga_plugin.allocation.allocations import Allocations
+from fpga_plugin.allocation.device_plugin_steps import DevicePluginSteps
+from fpga_plugin.allocation.dra_steps import DraSteps
 from fpga_plugin.allocation.exposure import ExposurePolicy
-from fpga_plugin.allocation.hardware import Hardware
+from fpga_plugin.allocation.hardware_steps import HardwareSteps
 from fpga_plugin.allocation.journal.journal import JournalWriter
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
+    Allocation,
     Change,
-    Claim,
     Condition,
-    Debug,
-    Epoch,
+    DebugHold,
+    Fact,
     RegionRecord,
     Tenancy,
 )
@@ -43,9 +44,8 @@ from fpga_plugin.allocation.names import (
 )
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.obstacles import Obstacles
-from fpga_plugin.allocation.resource_claims import ResourceClaims
 from fpga_plugin.allocation.state import State
-from fpga_plugin.allocation.work import Work
+from fpga_plugin.allocation.work_steps import WorkSteps
 from fpga_plugin.ids import RegionId
 from fpga_plugin.settings.settings import ScrubPolicy
 
@@ -67,8 +67,8 @@ class Ledger(State):
         exposure: which cards the operator gives to nobody new.
         functions: regions are handed over with the preprogrammed functions that are on them.
         aliases: resources may be called by aliases of interface ids.
-        claims: ResourceClaims are served (DRA); else pods by the device plugin API.
-        claims_unknown: why ResourceClaims may have devices that the journal lacks.
+        dra: ResourceClaims are served (DRA); else pods by the device plugin API.
+        resource_claims_unknown: why ResourceClaims may have devices that the journal lacks.
         owners_known: this very journal served this API last: kubelet's records name no owner that
             it lacks.
     """
@@ -84,8 +84,8 @@ class Ledger(State):
         exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
         functions: bool = False,
         aliases: bool = False,
-        claims: bool = False,
-        claims_unknown: str = "",
+        dra: bool = False,
+        resource_claims_unknown: str = "",
         owners_known: bool = False,
         prefixes: Mapping[str, str] = _NONE,
     ) -> None:
@@ -96,7 +96,7 @@ class Ledger(State):
         where they are wanted, until the store's manifest says otherwise.
 
         In another boot nothing that it says about conditions holds, and no container of before
-        runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
+        runs: allocations stay (kubelet re-admits its pods with the devices of its checkpoint, and
         without an Allocate), but count as not started.
         """
         super().__init__(journal)
@@ -108,42 +108,46 @@ class Ledger(State):
             exposure=exposure,
             offered=CLEAN if unblanked else frozenset({Condition.BLANK}),
             naming=self.naming,
-            claims=claims,
+            dra=dra,
         )
-        self.allocations = Allocations(self, self.obstacles, self.naming)
-        self.resource_claims = ResourceClaims(self, self.obstacles, self.naming, boot_id=boot_id)
-        self.work = Work(self, self.naming)
+        self.device_plugin = DevicePluginSteps(self, self.obstacles, self.naming)
+        self.dra = DraSteps(self, self.obstacles, self.naming, boot_id=boot_id)
+        self.work = WorkSteps(self, self.naming)
         self.apply(snapshot)
-        # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
-        self.inherited = set(self.claims)
+        # Allocations of an earlier run of the plugin: PreStarts may have failed while it was away.
+        self.inherited = set(self.allocations)
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
-        if claims_unknown and not self.claims_unknown:
-            self.commit(Change(epochs={Epoch.CLAIMS: claims_unknown}))
+        if resource_claims_unknown and not self.resource_claims_unknown:
+            self.commit(Change(facts={Fact.RESOURCE_CLAIMS: resource_claims_unknown}))
         # Else kubelet's records may name owners that it lacks: nothing is given out before they
         # were read.
-        owners_known = owners_known and not self.claims_unknown
+        owners_known = owners_known and not self.resource_claims_unknown
         if not owners_known:
-            self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
-        self.hardware = Hardware(self, self.naming, owners_known=owners_known)
+            self.unreconciled |= {card_of(each) for each in (*self.regions, *self.allocations)}
+        self.hardware = HardwareSteps(self, self.naming, owners_known=owners_known)
 
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
         """What holds of it no more in this boot, and by these settings."""
-        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id
-        change = Change(epochs={} if same_boot else {Epoch.BOOT: self.boot_id})
-        for claim in self.claims.values():
+        same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id
+        change = Change(facts={} if same_boot else {Fact.BOOT: self.boot_id})
+        for allocation in self.allocations.values():
             # What a ResourceClaim has nobody uses before it is prepared in this boot.
-            by_claim = self.holder_of(claim.device) is not None
-            taken = _claim_at_start(claim, same_boot=same_boot, exposed=not by_claim)
-            if taken != claim:
-                change.claims[claim.device] = taken
+            by_claim = self.claim_owner_of(allocation.device) is not None
+            taken = _allocation_at_start(
+                allocation, same_boot=same_boot, missed_prestart=not by_claim
+            )
+            if taken != allocation:
+                change.allocations[allocation.device] = taken
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
-        change.debugs = self._debugs_over(same_boot=same_boot)
-        held = {claim.resource for claim in self.claims.values()}
-        for name, meaning in self.meanings.items():
+        change.debug_holds = self._debugs_over(same_boot=same_boot)
+        held = {allocation.resource for allocation in self.allocations.values()}
+        for name, meaning in self.alias_bindings.items():
             if not (aliases and name.partition("/")[0] in self.naming.domains):
-                change.meanings[name] = replace(meaning, current=False) if name in held else None
+                change.alias_bindings[name] = (
+                    replace(meaning, current=False) if name in held else None
+                )
         if not same_boot:
-            change.strays = dict.fromkeys(self.strays, 0)
+            change.pending_poststops = dict.fromkeys(self.pending_poststops, 0)
         for tenancy in self.tenancies.values():
             if (now := self._tenancy_at_start(tenancy, same_boot=same_boot)) != tenancy:
                 change.tenancies[tenancy.key] = now
@@ -153,9 +157,9 @@ class Ledger(State):
         """In another boot no process of before runs; what is still allocated may be used unseen."""
         if same_boot:
             return tenancy
-        if (claim := self.claim_of(tenancy.key)) is None:
+        if (allocation := self.allocation_of(tenancy.key)) is None:
             return None
-        used = self.holder_of(claim.device) is None
+        used = self.claim_owner_of(allocation.device) is None
         return replace(tenancy, used=used, left=False, cgroups=(), numbers=UNSET)
 
     def _records_at_start(
@@ -169,19 +173,28 @@ class Ledger(State):
             != record
         }
 
-    def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, Debug | None]:
+    def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, DebugHold | None]:
         """In another boot nothing is as its container left it; and an owner has his region."""
         return {
             region: None
-            for region, debug in self.debugs.items()
-            if not same_boot or (debug.until and self.region_claim(region) is not None)
+            for region, debug in self.debug_holds.items()
+            if not same_boot or (debug.until and self.region_allocation(region) is not None)
         }
 
 
-def _claim_at_start(claim: Claim, *, same_boot: bool, exposed: bool) -> Claim:
+def _allocation_at_start(
+    allocation: Allocation, *, same_boot: bool, missed_prestart: bool
+) -> Allocation:
     if same_boot:
-        return claim
-    return replace(claim, started=False, touched=False, exposed=exposed, prestarts=0, poststops=0)
+        return allocation
+    return replace(
+        allocation,
+        started=False,
+        prestart_seen=False,
+        missed_prestart=missed_prestart,
+        prestarts=0,
+        poststops=0,
+    )
 
 
 def _record_at_start(record: RegionRecord, *, unblanked: bool, same_boot: bool) -> RegionRecord:

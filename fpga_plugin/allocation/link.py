@@ -1,13 +1,13 @@
-"""The link to kubelet, as work on cards and reconciling use it; a door implements it."""
+"""The link to kubelet, as work on cards and reconciling use it."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Link(Protocol):
-    """Brings the device lists to kubelet. Belongs to the event loop; may be asked before it begins.
+    """Brings the device lists to kubelet. May be asked before it begins.
 
     `deviceplugin.link.KubeletLink` is one.
     """
@@ -19,7 +19,7 @@ class Link(Protocol):
         """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""
 
     def reregister(self, resource: ResourceName) -> None:
-        """Register a resource anew, on another socket."""
+        """Register a resource again, on another socket."""
 
     async def announced(self) -> None:
         """Wait until kubelet was sent every list as it is now, if not for long."""

@@ -12,13 +12,8 @@ from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import (
-    CardId,
-    DeviceId,
-    ResourceKind,
-    ResourceName,
-    device_order,
-)
+from fpga_plugin.ids import CardId, DeviceId, ResourceKind, device_order
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise
 
 
@@ -33,7 +28,7 @@ class DeviceLists:
     ) -> None:
         self._ledger = ledger
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
-        self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
+        self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.allocations}
         self._order: list[CardId] | None = None
         self._kinds = {
             Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
@@ -42,8 +37,8 @@ class DeviceLists:
             Advertise.AF: frozenset({ResourceKind.AF}),
         }[advertise]
         self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
-        # Resources that had a claim in this life.
-        self._owned: set[ResourceName] = {c.resource for c in ledger.claims.values()}
+        # Resources that had an allocation in this life.
+        self._owned: set[ResourceName] = {c.resource for c in ledger.allocations.values()}
         self._registered: tuple[ResourceName, ...] = ()
         self._counted = (0, 0, 0)
         ledger.subscribe(self._changed)
@@ -51,15 +46,17 @@ class DeviceLists:
     def _changed(self, card: CardId | None) -> None:
         if card is not None:
             self._stale.add(card)
-            self._owned.update(claim.resource for claim in self._ledger.claims_on(card))
+            self._owned.update(
+                allocation.resource for allocation in self._ledger.allocations_on(card)
+            )
 
     def resources(self) -> tuple[ResourceName, ...]:
         """Resources to register: what was ever registered, less what never may be.
 
         A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, of another prefix, or by
         another name than its interface id has now (`ledger.aliases`), is registered only where
-        there is, or in this life was, a claim of it, so that its pods are re-admitted, or where it
-        was registered in this life.
+        there is, or in this life was, an allocation of it, so that its pods are re-admitted, or
+        where it was registered in this life.
 
         Derives no list: this is asked for while kubelet waits for its Allocate.
         """
@@ -98,13 +95,13 @@ class DeviceLists:
         return self._lists[resource]
 
     def _renew(self) -> None:
-        """Derive anew what changed."""
+        """Derive again what changed."""
         for card in self._stale:
             self._renew_card(card)
         self._stale.clear()
 
     def _renew_card(self, card: CardId) -> None:
-        """Derive a card's share anew, and forget the lists that it changes."""
+        """Derive a card's share again, and forget the lists that it changes."""
         before, share = self._shares.get(card, {}), self._share(card)
         for resource in before.keys() | share.keys():
             if before.get(resource) != share.get(resource):
@@ -121,9 +118,9 @@ class DeviceLists:
         card = ledger.cards.get(card_id)
         listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
         numa = None if card is None else card.numa_node
-        for claim in ledger.claims_on(card_id):
-            listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
-                claim.device, self._healthy(claim.device, Stops.OWNER), numa
+        for allocation in ledger.allocations_on(card_id):
+            listed.setdefault(allocation.resource, {})[allocation.device] = AdvertisedDevice(
+                allocation.device, self._healthy(allocation.device, Stops.OWNER), numa
             )
         if card is not None and card_id not in ledger.drained:
             for resource, device in self._free(card):
@@ -136,7 +133,7 @@ class DeviceLists:
     def _free(self, card: Card) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
         """What of a card nobody has, and anybody may ask for."""
         ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
-        free = [region for region in card.regions if DeviceId(region.id) not in ledger.claims]
+        free = [region for region in card.regions if DeviceId(region.id) not in ledger.allocations]
         if ResourceKind.AF in self._kinds:
             for region in free if mode is not Mode.WHOLE else ():
                 if (resource := ledger.naming.function_resource(region.id)) is not None:

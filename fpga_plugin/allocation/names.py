@@ -16,13 +16,13 @@ from fpga_plugin.ids import (
     RegionId,
     Resource,
     ResourceKind,
-    ResourceName,
     device_order,
     device_variable,
     kind_of,
     parse_device_id,
     region_id,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
@@ -30,13 +30,13 @@ NOT_READ = "kubelet's records were not read since it was found"
 """Why it is not known who has a card."""
 
 LEAVE_DRA = (
-    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the claim's pods are gone"
+    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the allocation's pods are gone"
     " (docs/dra.md)"
 )
 """For a device that a ResourceClaim has, where the device plugin API serves."""
 
 MAY_COME_BACK = (
-    "it may come back by itself, as while its driver is bound anew: kubelet tries a start again;"
+    "it may come back by itself, as while its driver is bound again: kubelet tries a start again;"
     " if it stays away, " + DELETE_THE_POD
 )
 """For a card or region that is gone: a rebind of a free card takes it away for a moment."""
@@ -74,8 +74,8 @@ def interface_names(
 ) -> tuple[ResourceName, ResourceName]:
     """The resources of all cards of an interface id, by its alias where it has one."""
     return (
-        Resource(prefix, ResourceKind.REGION, interface_id, alias=alias).name,
-        Resource(prefix, ResourceKind.WHOLE, interface_id, alias=alias).name,
+        ResourceName(Resource(prefix, ResourceKind.REGION, interface_id, alias=alias).name),
+        ResourceName(Resource(prefix, ResourceKind.WHOLE, interface_id, alias=alias).name),
     )
 
 
@@ -86,7 +86,7 @@ def function_name(prefix: str, card: Card, afu_id: AfuId) -> ResourceName:
 
 @functools.lru_cache(maxsize=256)
 def _function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> ResourceName:
-    return Resource(prefix, ResourceKind.AF, interface_id, afu_id).name
+    return ResourceName(Resource(prefix, ResourceKind.AF, interface_id, afu_id).name)
 
 
 def is_function(resource: ResourceName) -> bool:
@@ -104,7 +104,7 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
 
 
 def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:
-    """A device's regions with what a pod was given of each, as far as `FPGA_DEVICE_` tells."""
+    """A device's regions with what a pod was given of each, as far as `FPGA_DEVICE_` reports."""
     if not is_card(device):
         nodes = env.get(device_variable(RegionId(device)))
         return {} if nodes is None else {RegionId(device): Grant.parse(nodes)}

@@ -3,18 +3,19 @@
 Resources may be called by what people call their interface id: `region-<alias>` in place of
 `region-<id>`. The store's manifest gives the aliases, the operator says whether resources have them
 (FPGA_PLUGIN_INTERFACE_ALIASES). Free devices are listed under one name at a time, the alias where
-there is one. A claim keeps the name under which it was granted, and so its place on that list, for
-kubelet admits its pod again by it.
+there is one. An allocation keeps the name under which it was granted, and so its place on that
+list, for kubelet admits its pod again by it.
 
-What an alias stands for is in the journal: a claim's resource has to mean the same interface id for
-as long as the claim lives, whatever the manifest says by then, and while the store does not answer.
-So an alias that some pod has for one interface id is given to another only after that pod.
+What an alias stands for is in the journal: an allocation's resource has to mean the same interface
+id for as long as the allocation lives, whatever the manifest says by then, and while the store does
+not answer. So an alias that some pod has for one interface id is given to another only after that
+pod.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from fpga_plugin.allocation.journal.records import Change, Meaning
+from fpga_plugin.allocation.journal.records import AliasBinding, Change
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     card_of,
@@ -34,12 +35,12 @@ from fpga_plugin.ids import (
     InterfaceId,
     RegionId,
     Resource,
-    ResourceName,
     aliased_name,
     device_order,
     known_resource,
     parse_device_id,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Naming:
@@ -72,26 +73,26 @@ class Naming:
     def keeps(self, region: RegionId) -> bool:
         """Whether what is on a region stays there: nothing is programmed, a blank neither.
 
-        Its owner's resource tells; without an owner, how the node's cards are served. What came
+        Its owner's resource reports; without an owner, how the node's cards are served. What came
         with a card's whole image stays in any case.
         """
         card = self._state.cards.get(card_of(region))
         if card is not None and not card.reprogrammable:
             return True
-        claim = self._state.region_claim(region)
-        return self.serves_functions if claim is None else is_function(claim.resource)
+        allocation = self._state.region_allocation(region)
+        return self.serves_functions if allocation is None else is_function(allocation.resource)
 
     def function(self, region: RegionId) -> AfuId | None:
         """The preprogrammed function that a region may be handed over with.
 
-        None where nothing tells what is on it, or where it was programmed for an owner and not
-        blanked since: a former owner's image is no function.
+        None where nothing reports what is on it, or where it was programmed for an owner and not
+        blanked since: an earlier tenant's image is no function.
         """
         afu_id = self._state.functions.get(region)
         return None if self.withheld(region) else afu_id
 
     def withheld(self, region: RegionId) -> bool:
-        """Whether what is on a region may be a former owner's image, or the present one's.
+        """Whether what is on a region may be an earlier tenant's image, or the present one's.
 
         Nobody programmed anything on a card that cannot be programmed. Elsewhere only a blank ends
         it: an image shows the id that it likes, another than its file named, or another by now.
@@ -127,17 +128,19 @@ class Naming:
         return resource_names(self.prefix_of(card), card, alias)
 
     def resource(self, name: ResourceName) -> Resource | None:
-        """What a resource is a resource of; None: no name of this plugin's, or nothing tells.
+        """What a resource is a resource of; None: no name of this plugin's, or nothing reports it.
 
-        Where the journal lost what an alias stood for, a claim's card has to tell.
+        Where the journal lost what an alias stood for, an allocation's card has to tell.
         """
         parts = aliased_name(name)
         if parts is None:
             return known_resource(name)
-        if (meaning := self._state.meanings.get(name)) is not None:
+        if (meaning := self._state.alias_bindings.get(name)) is not None:
             interface_id = meaning.interface_id
         else:
-            cards = (card_of(c.device) for c in self._state.claims.values() if c.resource == name)
+            cards = (
+                card_of(c.device) for c in self._state.allocations.values() if c.resource == name
+            )
             card = next(
                 (self._state.cards[card] for card in cards if card in self._state.cards), None
             )
@@ -147,21 +150,21 @@ class Naming:
         return Resource(parts.domain, parts.kind, interface_id, alias=parts.alias)
 
     def named_resource(self, name: ResourceName) -> Resource:
-        """The same, of a resource that a claim has.
+        """The same, of a resource that an allocation has.
 
         Raises:
-            RefusedError: nothing tells.
+            RefusedError: nothing reports it.
         """
         if (resource := self.resource(name)) is None:
             raise RefusedError(
-                f"nothing tells which interface id {name} stands for", hint=DELETE_THE_POD
+                f"nothing reports which interface id {name} stands for", hint=DELETE_THE_POD
             )
         return resource
 
     def device_resource(self, device: DeviceId) -> ResourceName | None:
-        """Under which resource a device is known: its claim's, else its card's."""
-        if (claim := self._state.claims.get(device)) is not None:
-            return claim.resource
+        """Under which resource a device is known: its allocation's, else its card's."""
+        if (allocation := self._state.allocations.get(device)) is not None:
+            return allocation.resource
         return self.present_resource(device)
 
     def present_resource(self, device: DeviceId) -> ResourceName | None:
@@ -211,7 +214,7 @@ class Naming:
         Raises:
             JournalError: nothing has changed.
         """
-        held = {claim.resource for claim in self._state.claims.values()}
+        held = {allocation.resource for allocation in self._state.allocations.values()}
         waiting: dict[InterfaceId, tuple[Alias, ResourceName]] = {}
         meant: dict[ResourceName, InterfaceId] = {}
         domains = {self.prefix, *map(self.prefix_of, self._state.cards.values())}
@@ -223,14 +226,16 @@ class Naming:
             else:
                 meant |= dict.fromkeys(named, interface_id)
         change = Change()
-        for name, meaning in self._state.meanings.items():
+        for name, meaning in self._state.alias_bindings.items():
             if name not in meant:
                 kept = replace(meaning, current=False) if name in held else None
                 if kept != meaning:
-                    change.meanings[name] = kept
+                    change.alias_bindings[name] = kept
         for name, interface_id in meant.items():
-            if self._state.meanings.get(name) != (meaning := Meaning(interface_id, current=True)):
-                change.meanings[name] = meaning
+            if self._state.alias_bindings.get(name) != (
+                meaning := AliasBinding(interface_id, current=True)
+            ):
+                change.alias_bindings[name] = meaning
         called = {interface_id: aliases[interface_id] for interface_id in meant.values()}
         for card in self._state.cards.values():
             if card.reprogrammable and not self.serves_functions:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
-from fpga_plugin.allocation.journal.records import Claim, Condition, Debug
+from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     FUNCTIONS_HINT,
@@ -105,7 +105,7 @@ class Kind(enum.Enum):
     )
     STRANGER = (
         _CARD | _WORK | Stops.REBIND,
-        "held=node-lent",
+        "held=tenancy",
         "A pod was given a node of the region as another region's (invariant 10).",
     )
     RESOURCE_CLAIM = (
@@ -156,7 +156,7 @@ class Kind(enum.Enum):
     MEMORY = (
         Stops.OFFER,
         "memory-not-cleared",
-        "Of a whole card: its memory may hold a former owner's data.",
+        "Of a whole card: its memory may hold an earlier tenant's data.",
     )
     UNDECIDED = (
         Stops.SCRUB | Stops.REBIND,
@@ -229,7 +229,7 @@ class Obstacles:
         exposure: which cards the operator gives to nobody new.
         offered: the conditions in which a free region is given out.
         naming: whether regions are handed over with what is on them.
-        claims: ResourceClaims are served (DRA); else pods by the device plugin API.
+        dra: ResourceClaims are served (DRA); else pods by the device plugin API.
     """
 
     def __init__(
@@ -239,13 +239,13 @@ class Obstacles:
         exposure: ExposurePolicy,
         offered: frozenset[Condition],
         naming: Naming,
-        claims: bool,
+        dra: bool,
     ) -> None:
         self._state = state
         self.exposure = exposure
         self.offered = offered
         self._naming = naming
-        self._claims = claims
+        self._dra = dra
 
     def against(self, what: Stops, device: AnyId) -> Iterator[Obstacle]:
         """Those that stop this; of tenancies `CardOperations.living` has the last word."""
@@ -278,15 +278,15 @@ class Obstacles:
             raise obstacle.refusal()
         return regions
 
-    def check_grants(self, claim: Claim) -> None:
+    def check_grants(self, allocation: Allocation) -> None:
         """Invariant 10: what the pod was given still leads to these regions, and to no other.
 
         Raises:
             RefusedError: they are not.
         """
-        regions = self.regions_of(claim.device)
+        regions = self.regions_of(allocation.device)
         present = {region.id: region.grant for region in regions}
-        for region_id, granted in claim.grants.items():
+        for region_id, granted in allocation.grants.items():
             grant = present.get(region_id)
             if grant is None or not grant.reaches(granted):
                 raise RefusedError(
@@ -294,9 +294,9 @@ class Obstacles:
                     f" {granted} and is {grant or 'gone'} now",
                     hint="delete the pod",
                 )
-        if len(present) != len(claim.grants):
+        if len(present) != len(allocation.grants):
             raise RefusedError(
-                f"card {claim.device} has other regions than when the pod was admitted",
+                f"card {allocation.device} has other regions than when the pod was admitted",
                 hint="delete the pod",
             )
         for region in regions:
@@ -329,7 +329,7 @@ class Obstacles:
             )
         for region in regions:
             yield from self._of_contents(region)
-        if whole and card.id in state.debts and not state.claims_on(card.id):
+        if whole and card.id in state.memory_clear_pending and not state.allocations_on(card.id):
             yield Obstacle(Kind.MEMORY, f"card {card.id}", "has memory that is not cleared yet")
         if self._naming.serves_functions or not card.reprogrammable:
             yield Obstacle(
@@ -345,7 +345,7 @@ class Obstacles:
 
     def _of_mode(self, device: DeviceId) -> Iterator[Obstacle]:
         card, whole = card_of(device), is_card(device)
-        in_use = [c.device for c in self._state.claims_on(card) if is_card(c.device) != whole]
+        in_use = [c.device for c in self._state.allocations_on(card) if is_card(c.device) != whole]
         if in_use:
             have = f"its regions {', '.join(sorted(in_use))} are" if whole else "the whole card is"
             yield Obstacle(
@@ -384,9 +384,9 @@ class Obstacles:
 
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
-        if (kept := state.kept(region.id)) is not None:
+        if (hold := state.debug_hold(region.id)) is not None:
             end = f"`fpga-plugin card release {region.card}`"
-            why = kept_words(kept)
+            why = debug_hold_words(hold)
             yield Obstacle(
                 Kind.KEPT,
                 subject,
@@ -432,21 +432,23 @@ class Obstacles:
     def _of_owner(self, device: DeviceId) -> Iterator[Obstacle]:
         state, whole = self._state, is_card(device)
         card = card_of(device)
-        for claim in state.claims_on(card):
-            if not whole and claim.device not in {device, DeviceId(card)}:
+        for allocation in state.allocations_on(card):
+            if not whole and allocation.device not in {device, DeviceId(card)}:
                 continue
-            holder = state.holder_of(claim.device)
-            if holder is not None and not self._claims:
+            owner = state.claim_owner_of(allocation.device)
+            if owner is not None and not self._dra:
                 yield Obstacle(
                     Kind.RESOURCE_CLAIM,
-                    claim.device,
-                    f"belongs to ResourceClaim {holder.full_name}",
+                    allocation.device,
+                    f"belongs to ResourceClaim {owner.full_name}",
                     LEAVE_DRA,
                     LEAVE_DRA,
                 )
-            elif holder is None and self._claims:
-                yield Obstacle(Kind.POD, claim.device, "belongs to a pod by the device plugin API")
-            yield Obstacle(Kind.OWNED, claim.device, "has an owner", device=claim.device)
+            elif owner is None and self._dra:
+                yield Obstacle(
+                    Kind.POD, allocation.device, "belongs to a pod by the device plugin API"
+                )
+            yield Obstacle(Kind.OWNED, allocation.device, "has an owner", device=allocation.device)
 
     def _of_card(self, card: CardId) -> Iterator[Obstacle]:
         state, subject = self._state, f"card {card}"
@@ -455,17 +457,18 @@ class Obstacles:
         present = state.cards.get(card)
         if card in state.rebinding and not (present is not None and present.resets):
             yield Obstacle(Kind.REBINDING, f"the driver of card {card}", "is being rebound")
-        # Of an owned device too: the claim of a damaged journal may be one that ended long ago.
+        # Of an owned device too: the allocation of a damaged journal may be one that ended long
+        # ago.
         if card in state.unreconciled:
             yield Obstacle(
                 Kind.UNRECONCILED,
                 f"who has card {card}",
-                f"is not known: {state.claims_unknown or NOT_READ}",
+                f"is not known: {state.resource_claims_unknown or NOT_READ}",
                 LEAVE_DRA
-                if state.claims_unknown
+                if state.resource_claims_unknown
                 else f"{ANOTHER_POD}; the plugin's log says what keeps it from reading them",
                 LEAVE_DRA
-                if state.claims_unknown
+                if state.resource_claims_unknown
                 else "the plugin's log says what keeps it from reading them",
             )
         if card in state.drained:
@@ -480,18 +483,18 @@ class Obstacles:
 
     def _of_contents(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
-        claim, record = state.region_claim(region.id), state.record(region.id)
-        free = claim is None
+        allocation, record = state.region_allocation(region.id), state.record(region.id)
+        free = allocation is None
         if free and record.condition not in self.offered | {Condition.FAULTED}:
             why = f": {record.reason}" if record.reason else ""
             yield Obstacle(Kind.NOT_CLEAN, subject, f"is not clean yet{why}")
-        if region.id in state.debugs and state.kept(region.id) is None:
+        if region.id in state.debug_holds and state.debug_hold(region.id) is None:
             yield Obstacle(
                 Kind.UNDECIDED,
                 subject,
                 "is to be kept for debugging, if its container failed",
                 operator=f"`fpga-plugin card release {region.card}` ends that",
-                device=None if claim is None else claim.device,
+                device=None if allocation is None else allocation.device,
             )
         if pods := sorted({one.pod for one in state.tenancies.left(region.id) if one.pod}):
             yield Obstacle(
@@ -508,10 +511,10 @@ def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
     return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
 
 
-def kept_words(kept: Debug) -> str:
+def debug_hold_words(hold: DebugHold) -> str:
     """Why a region that is kept is given to nobody, for people."""
-    whose = f"{kept.namespace}/{kept.name}"
-    return f"kept for debugging as pod {whose} left it, whose {kept.failure}"
+    whose = f"{hold.namespace}/{hold.name}"
+    return f"kept for debugging as pod {whose} left it, whose {hold.failure}"
 
 
 def _faulted(kind: Kind, subject: str, cause: str) -> Obstacle:

@@ -3,8 +3,8 @@
 No call of kubelet's carries a namespace. On a stock kubelet it comes with the pod's spec, which was
 read to learn what the container asks for. On an extended one the directory of pods is asked for it,
 only if some rule depends on it. PodResources knows no uids, but a device is in the hands of one pod
-at a time, the call is that pod's, and the claim that was there before the question has to be there
-after it. A guess is never made: what cannot be told is not permitted, yet.
+at a time, the call is that pod's, and the allocation that was there before the question has to be
+there after it. A guess is never made: what cannot be told is not permitted, yet.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ log = structlog.get_logger()
 
 
 class Permission:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         policy: None: everything is permitted, and nothing is asked.
-        pods: tells names of pods.
+        pods: reports names of pods.
     """
 
     def __init__(self, policy: "PolicyFile | None", pods: PodDirectory) -> None:
@@ -59,11 +59,11 @@ class Permission:
             resource: of the call.
             devices: of the call.
             requests: everything that the container asks for.
-            lease: on the claims of the call.
+            lease: on the allocations of the call.
 
         Raises:
             NotPermittedError: the message names the rule.
-            NoSourceError: the policy depends on the namespace, and nothing tells it.
+            NoSourceError: the policy depends on the namespace, and nothing reports it.
         """
         if self._file is None:
             return identity
@@ -74,7 +74,7 @@ class Permission:
             except NoSourceError as error:
                 raise NoSourceError(
                     f"{', '.join(devices[:3])}: the policy depends on the pod's namespace, and"
-                    f" nothing tells it: {error.message}",
+                    f" nothing reports it: {error.message}",
                     hint="mount the socket of kubelet's Pods API or of PodResources"
                     " (FPGA_PLUGIN_PODS_SOCKET, FPGA_PLUGIN_PODRESOURCES_SOCKET)",
                 ) from error

@@ -69,7 +69,7 @@ def preferred(
     groups: dict[tuple[bool, bool], list[AdvertisedDevice]] = {}
     for text in offered:
         if (device := known.get(DeviceId(text))) is not None:
-            rank = (not device.healthy, device.id in ledger.claims)
+            rank = (not device.healthy, device.id in ledger.allocations)
             groups.setdefault(rank, []).append(device)
     for rank in sorted(groups):
         missing = size - len(taken)

@@ -37,7 +37,7 @@ class Outcome(enum.Enum):
 
 
 class CardWorker(Protocol):
-    """Does the work on a card. Belongs to the event loop."""
+    """Does the work on a card."""
 
     def has_work(self, card: CardId) -> bool:
         """Whether the card is worth a task; takes microseconds."""
@@ -51,7 +51,7 @@ class CardWorker(Protocol):
 
 
 class CardQueue:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         interval: the longest wait in seconds between two looks at what has to wait.
@@ -61,7 +61,7 @@ class CardQueue:
         self.interval = interval
         self._worker: CardWorker | None = None
         self._synced = False
-        self._life = 0
+        self._instance = 0
         self._closing = False
         self._added: set[CardId] = set()  # ever: `sync` looks at all of them
         self._tasks: dict[CardId, asyncio.Task[None]] = {}
@@ -78,9 +78,9 @@ class CardQueue:
         return self._synced
 
     @property
-    def life(self) -> int:
-        """Differs between any two lives of kubelet, of which the second may be synced too."""
-        return self._life
+    def instance(self) -> int:
+        """Differs between any two kubelet instances, of which the second may be synced too."""
+        return self._instance
 
     @property
     def open(self) -> bool:
@@ -96,7 +96,7 @@ class CardQueue:
     def unsync(self) -> None:
         """Another kubelet: what is in use is not known."""
         self._synced = False
-        self._life += 1
+        self._instance += 1
 
     def busy(self, card: CardId) -> bool:
         """Whether a task looks at the card, or waits to look at it again."""

@@ -1,7 +1,7 @@
 """What is worth an Event, and about whom.
 
 A pod hears that its FPGA was not programmed and why; the node hears that a card failed, went or
-recovered. Kubelet tells a pod's name in none of its calls: it is taken from what was asked on the
+recovered. Kubelet reports a pod's name in none of its calls: it is taken from what was asked on the
 way, else from PodResources, in the background.
 """
 
@@ -14,21 +14,21 @@ from grpclib.const import Status
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
-from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.events.broadcaster import Event, EventBroadcaster, Subject
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 
 if TYPE_CHECKING:
     from fpga_plugin.kubernetes.pod import Pod  # only where kubelet sends no environment
 
 MAX_LOOKUPS = 16
-"""Refusals whose pod's name is being looked up at a time; of more, no Event tells."""
+"""Refusals whose pod's name is being looked up at a time; of more, no Event reports."""
 
 _FAILURES = {Status.INTERNAL, Status.UNKNOWN}
 
 
 class PodObserver(Protocol):
-    """Is told what pods are told. Must not raise."""
+    """Gets what pods are told. Must not raise."""
 
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
@@ -43,13 +43,13 @@ class PodObserver(Protocol):
 
 
 class EventRecorder:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         events: where it goes; None: nowhere.
         node_name: the node's name; without it there is no news about the node.
-        pods: tells names of pods.
-        observer: is told, too.
+        pods: reports names of pods.
+        observer: is called, too.
     """
 
     def __init__(
@@ -101,6 +101,10 @@ class EventRecorder:
             self._observer.warned(identity, devices, message)
         self._tell(identity, devices, reason, message)
 
+    def not_evicted(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A pod waits for a device that failed, and the cluster does not delete it."""
+        self._tell(identity, devices, "FpgaPodNotEvicted", message)
+
     def debugged(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
         """What becomes of the region of a pod that is debugged."""
         if self._events is not None:
@@ -123,7 +127,7 @@ class EventRecorder:
     async def _look_up(
         self, pod: PodUid, devices: Sequence[DeviceId], reason: str, note: str
     ) -> None:
-        """Find the name by the devices; where kubelet does not tell, the log has to do."""
+        """Find the name by the devices; where kubelet does not say, the log has to do."""
         try:
             name = await self._pods.holder(devices)
         except FpgaPluginError:
@@ -154,7 +158,7 @@ class EventRecorder:
         `unscrubbed`: devices on which something of an earlier pod was left.
         """
         if self._events is not None:
-            what = f"{', '.join(sorted(devices)[:3])} not programmed anew; restart the container"
+            what = f"{', '.join(sorted(devices)[:3])} not programmed again; restart the container"
             what += " if that matters"
             if unscrubbed:
                 what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"

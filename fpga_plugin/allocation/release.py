@@ -1,4 +1,4 @@
-"""The end of claims that kubelet tells (Deallocate) or that its records show (reconcile)."""
+"""The end of allocations that kubelet reports (Deallocate) or that its records show (reconcile)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import structlog
 
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.queue import CardQueue
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 log = structlog.get_logger()
 
@@ -14,20 +15,20 @@ log = structlog.get_logger()
 def release(
     ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Sequence[str]
 ) -> tuple[DeviceId, ...]:
-    """End the claims of these devices under a resource; others are passed over.
+    """End the allocations of these devices under a resource; others are passed over.
 
     What their owners left is scrubbed in the background. Returns those that ended.
 
     Raises:
         JournalError: nothing has ended.
     """
-    claims = {DeviceId(text): ledger.claims.get(DeviceId(text)) for text in ids}
+    allocations = {DeviceId(text): ledger.allocations.get(DeviceId(text)) for text in ids}
     pods = {
-        device: claim.pod
-        for device, claim in claims.items()
-        if claim is not None and claim.resource == resource
+        device: allocation.pod
+        for device, allocation in allocations.items()
+        if allocation is not None and allocation.resource == resource
     }
-    released = ledger.allocations.release(pods)
+    released = ledger.device_plugin.release(pods)
     for device in released:
         log.info("released", device=device, resource=resource, pod=pods[device])
         queue.add(card_of(device))

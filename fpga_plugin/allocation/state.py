@@ -3,7 +3,7 @@
 A step collects a `Change` (`commit`). What of it takes trust away holds in memory at once, written
 or not; what gives trust holds once both are written. So memory is never less strict than what a
 restart would read. Indexes by card and by device node keep every question independent of how many
-claims there are.
+allocations there are.
 """
 
 import time
@@ -14,13 +14,13 @@ from typing import TypeVar
 from fpga_plugin.allocation.journal.journal import JournalWriter
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
+    AliasBinding,
+    Allocation,
     Change,
-    Claim,
+    ClaimOwner,
     Condition,
-    Debug,
-    Epoch,
-    Holder,
-    Meaning,
+    DebugHold,
+    Fact,
     Mode,
     Ownership,
     RegionRecord,
@@ -35,25 +35,15 @@ from fpga_plugin.allocation.tenancies import Tenancies
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import DeviceNumber, Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region
-from fpga_plugin.ids import (
-    AfuId,
-    Alias,
-    CardId,
-    ClaimUid,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    ResourceName,
-    aliased_name,
-)
+from fpga_plugin.ids import AfuId, Alias, CardId, DeviceId, InterfaceId, RegionId, aliased_name
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
 class State:
-    """Claims, conditions, cards; see the module."""
+    """Allocations, conditions, cards; see the module."""
 
     def __init__(self, journal: JournalWriter) -> None:
         self._journal = journal
@@ -61,22 +51,22 @@ class State:
         self._listeners: list[Callable[[CardId | None], None]] = []
         self.clock = time.time  # nothing is decided by it: it is shown
         # What the journal holds.
-        self.claims: dict[DeviceId, Claim] = {}
+        self.allocations: dict[DeviceId, Allocation] = {}
         self.regions: dict[RegionId, RegionRecord] = {}
-        self.debts: set[CardId] = set()
+        self.memory_clear_pending: set[CardId] = set()
         self.drained: set[CardId] = set()
         self.rebinding: set[CardId] = set()
         self.tenancies = Tenancies()
         self.resources: set[ResourceName] = set()
-        self.strays: dict[DeviceId, int] = {}
-        self.holders: dict[ClaimUid, Holder] = {}
+        self.pending_poststops: dict[DeviceId, int] = {}
+        self.claim_owners: dict[ClaimUid, ClaimOwner] = {}
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
-        self.debugs: dict[RegionId, Debug] = {}
-        self.meanings: dict[ResourceName, Meaning] = {}
-        # What of an earlier journal was lost; kubelet's life, and that which sent an environment.
-        self.lost = self.epoch = self.env_epoch = ""
+        self.debug_holds: dict[RegionId, DebugHold] = {}
+        self.alias_bindings: dict[ResourceName, AliasBinding] = {}
+        # What an earlier journal lost; the kubelet instance, and the one that sent an environment.
+        self.lost = self.kubelet_instance = self.env_instance = ""
         # Why ResourceClaims may have devices that the journal lacks; empty: they have none such.
-        self.claims_unknown = ""
+        self.resource_claims_unknown = ""
         # What this process sees.
         self.cards: dict[CardId, Card] = {}
         self.problems: dict[CardId, CardProblem] = {}  # why cards that are there are not served
@@ -84,16 +74,16 @@ class State:
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.unreconciled: set[CardId] = set()
-        self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
-        self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
+        self.returns: Counter[CardId] = Counter()  # how often each card went, or got other nodes
+        self.ends: Counter[str] = Counter()  # allocations that ended, by cause, since the start
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         # Derived.
-        self.aliases: dict[InterfaceId, Alias] = {}  # what `meanings` says of the present
+        self.aliases: dict[InterfaceId, Alias] = {}  # what `alias_bindings` says of the present
         self.renamed = 0  # how often that changed
-        self.inherited: set[DeviceId] = set()  # whose claims an earlier life of the plugin made
+        self.inherited: set[DeviceId] = set()  # allocated in an earlier run of the plugin
         self._last_number = 0
-        self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
-        self._holder_of: dict[DeviceId, ClaimUid] = {}
+        self._by_card: dict[CardId, dict[DeviceId, Allocation]] = {}
+        self._claim_owner_of: dict[DeviceId, ClaimUid] = {}
         self._shown_by: dict[str, set[CardId]] = {}  # cards that are open this way (`Tenancy.ways`)
 
     # ---------------------------------------------------------------- changes
@@ -131,9 +121,9 @@ class State:
                 self.notify(card)
 
     def doubt(self, change: Change) -> None:
-        """Regions that the journal learns of may hold images of which a lost one would have told.
+        """Newly recorded regions may hold images that only the lost journal knew.
 
-        Learnt by whatever comes first: a claim that ends before its card is there, too.
+        Whatever records them first: also an allocation that ends before its card is there.
         """
         if self.lost:
             new = change.regions.keys() - self.regions.keys()
@@ -142,25 +132,25 @@ class State:
     def apply(self, change: Change) -> set[CardId | None]:
         """Returns the cards whose devices may be listed otherwise now; None: resources are new."""
         of_cards = (
-            *(change.claims, change.regions, change.debugs),
-            *(change.debts, change.drained, change.rebinding),
+            *(change.allocations, change.regions, change.debug_holds),
+            *(change.memory_clear_pending, change.drained, change.rebinding),
         )
         cards: set[CardId | None] = {card_of(each) for kind in of_cards for each in kind}
         for flags, told in (
-            (self.debts, change.debts),
+            (self.memory_clear_pending, change.memory_clear_pending),
             (self.drained, change.drained),
             (self.rebinding, change.rebinding),
         ):
             flags |= {card for card, on in told.items() if on}
             flags -= {card for card, on in told.items() if not on}
-        cards |= self._apply_to_holders(change) | self._rename(change)
-        for device, claim in change.claims.items():
-            self._set_claim(device, claim)
+        cards |= self._apply_claim_owners(change) | self._rename(change)
+        for device, allocation in change.allocations.items():
+            self._set_allocation(device, allocation)
         for region, record in change.regions.items():
             self.regions[region] = record
             if record.afu_id is not None:
                 self.functions[region] = record.afu_id
-        _put(self.debugs, change.debugs)
+        _put(self.debug_holds, change.debug_holds)
         for image, on in change.images.items():
             of_region = self.images.setdefault(image.region, set())
             (of_region.add if on else of_region.discard)(image.afu_id)
@@ -170,55 +160,55 @@ class State:
             self._last_number = max(self._last_number, key.allocation)
             for way in self.tenancies.set(key, tenancy):
                 cards |= self._shown_by.get(way, set())
-        _put(self.strays, change.strays)
+        _put(self.pending_poststops, change.pending_poststops)
         if change.resources.keys() - self.resources:
             self.resources |= change.resources.keys()
             cards.add(None)
-        self.epoch = change.epochs.get(Epoch.KUBELET, self.epoch)
-        self.env_epoch = change.epochs.get(Epoch.ENVIRONMENT, self.env_epoch)
-        self.lost = change.epochs.get(Epoch.LOST, self.lost)
-        if Epoch.CLAIMS in change.epochs:
-            self.claims_unknown = change.epochs[Epoch.CLAIMS]
+        self.kubelet_instance = change.facts.get(Fact.KUBELET, self.kubelet_instance)
+        self.env_instance = change.facts.get(Fact.ENVIRONMENT, self.env_instance)
+        self.lost = change.facts.get(Fact.LOST, self.lost)
+        if Fact.RESOURCE_CLAIMS in change.facts:
+            self.resource_claims_unknown = change.facts[Fact.RESOURCE_CLAIMS]
             cards.add(None)
         return cards
 
-    def _set_claim(self, device: DeviceId, claim: Claim | None) -> None:
-        before, card = self.claims.get(device), card_of(device)
-        if before is None or claim is None or claim.generation != before.generation:
+    def _set_allocation(self, device: DeviceId, allocation: Allocation | None) -> None:
+        before, card = self.allocations.get(device), card_of(device)
+        if before is None or allocation is None or allocation.number != before.number:
             self.inherited.discard(device)
-        if claim is not None:
-            self._last_number = max(self._last_number, claim.generation)
-        _put(self.claims, {device: claim})
-        _put(self._by_card.setdefault(card, {}), {device: claim})
+        if allocation is not None:
+            self._last_number = max(self._last_number, allocation.number)
+        _put(self.allocations, {device: allocation})
+        _put(self._by_card.setdefault(card, {}), {device: allocation})
         if not self._by_card[card]:
             del self._by_card[card]
 
     def _rename(self, change: Change) -> set[CardId]:
         """Of resources with an alias; returns the cards whose devices may be listed otherwise."""
-        if not change.meanings:
+        if not change.alias_bindings:
             return set()
-        _put(self.meanings, change.meanings)
+        _put(self.alias_bindings, change.alias_bindings)
         self.aliases = {
             meaning.interface_id: parts.alias
-            for name, meaning in self.meanings.items()
+            for name, meaning in self.alias_bindings.items()
             if meaning.current and (parts := aliased_name(name)) is not None
         }
         self.renamed += 1
         return set(self.cards)
 
-    def _apply_to_holders(self, change: Change) -> set[CardId]:
+    def _apply_claim_owners(self, change: Change) -> set[CardId]:
         """Of ResourceClaims; returns the cards whose owners are others now."""
         cards: set[CardId] = set()
-        for uid, holder in change.holders.items():
-            before = self.holders.pop(uid, None)
+        for uid, owner in change.claim_owners.items():
+            before = self.claim_owners.pop(uid, None)
             for device in () if before is None else before.devices:
-                if self._holder_of.get(device) == uid:
-                    del self._holder_of[device]
-            if holder is not None:
-                self.holders[uid] = holder
-                if not holder.ended:
-                    self._holder_of |= dict.fromkeys(holder.devices, uid)
-            both = (one for one in (before, holder) if one is not None)
+                if self._claim_owner_of.get(device) == uid:
+                    del self._claim_owner_of[device]
+            if owner is not None:
+                self.claim_owners[uid] = owner
+                if not owner.ended:
+                    self._claim_owner_of |= dict.fromkeys(owner.devices, uid)
+            both = (one for one in (before, owner) if one is not None)
             cards |= {card_of(device) for one in both for device in one.devices}
         return cards
 
@@ -233,50 +223,52 @@ class State:
         """A card is no longer there."""
         card = self.cards.pop(card_id, None)
         for way in () if card is None else _ways(card):
-            holders = self._shown_by.get(way, set())
-            holders.discard(card_id)
-            if not holders:
+            cards = self._shown_by.get(way, set())
+            cards.discard(card_id)
+            if not cards:
                 self._shown_by.pop(way, None)
 
     # ---------------------------------------------------------------- questions
 
-    def holder_of(self, device: DeviceId) -> Holder | None:
+    def claim_owner_of(self, device: DeviceId) -> ClaimOwner | None:
         """The ResourceClaim that has a device."""
-        uid = self._holder_of.get(device)
-        return None if uid is None else self.holders[uid]
+        uid = self._claim_owner_of.get(device)
+        return None if uid is None else self.claim_owners[uid]
 
-    def pod_claims(self) -> list[Claim]:
-        """Claims by the device plugin API: of pods, and of no ResourceClaim."""
-        return [one for one in self.claims.values() if self.holder_of(one.device) is None]
+    def pod_allocations(self) -> list[Allocation]:
+        """Allocations by the device plugin API: of pods, and of no ResourceClaim."""
+        return [one for one in self.allocations.values() if self.claim_owner_of(one.device) is None]
 
-    def card_claim(self, card: CardId) -> Claim | None:
-        """The claim on the whole card."""
-        return self.claims.get(DeviceId(card))
+    def card_allocation(self, card: CardId) -> Allocation | None:
+        """The allocation on the whole card."""
+        return self.allocations.get(DeviceId(card))
 
-    def region_claim(self, region: RegionId) -> Claim | None:
-        """The claim that covers a region: its own, or its card's."""
-        return self.claims.get(DeviceId(region)) or self.card_claim(card_of(region))
+    def region_allocation(self, region: RegionId) -> Allocation | None:
+        """The allocation that covers a region: its own, or its card's."""
+        return self.allocations.get(DeviceId(region)) or self.card_allocation(card_of(region))
 
-    def claims_on(self, card: CardId) -> list[Claim]:
-        """Claims on the card or on any of its regions."""
+    def allocations_on(self, card: CardId) -> list[Allocation]:
+        """Allocations on the card or on any of its regions."""
         return list(self._by_card.get(card, {}).values())
 
     def lease(self, devices: Iterable[DeviceId]) -> Lease:
-        """Of the claims on these devices, those that there are."""
-        claims = tuple(claim for d in devices if (claim := self.claims.get(d)) is not None)
-        generations = frozenset((claim.device, claim.generation) for claim in claims)
-        return Lease(generations, claims, self.claims)
+        """Of the allocations on these devices, those that there are."""
+        allocations = tuple(
+            allocation for d in devices if (allocation := self.allocations.get(d)) is not None
+        )
+        numbers = frozenset((allocation.device, allocation.number) for allocation in allocations)
+        return Lease(numbers, allocations, self.allocations)
 
     def mode(self, card: CardId) -> Mode:
         """How the card is used."""
-        if self.card_claim(card) is not None:
+        if self.card_allocation(card) is not None:
             return Mode.WHOLE
         return Mode.PARTITIONED if card in self._by_card else Mode.FREE
 
     def ownership(self, region: RegionId) -> Ownership:
         """Who has a region."""
-        claim = self.region_claim(region)
-        return Ownership.FREE if claim is None else claim.ownership
+        allocation = self.region_allocation(region)
+        return Ownership.FREE if allocation is None else allocation.ownership
 
     def record(self, region: RegionId) -> RegionRecord:
         """A region's condition; DIRTY where nothing is known."""
@@ -291,22 +283,22 @@ class State:
 
     def left_to_owner(self, region: RegionId) -> bool:
         """Whether the owner of a region that was handed over blank may load what it brings."""
-        card, claim = self.cards.get(card_of(region)), self.region_claim(region)
+        card, allocation = self.cards.get(card_of(region)), self.region_allocation(region)
         return (
             card is not None
             and card.owner_loads
-            and claim is not None
+            and allocation is not None
             and self.record(region).condition is Condition.BLANK
         )
 
-    def kept(self, region: RegionId) -> Debug | None:
-        """For whom a region that nobody owns is kept as it is, and given to nobody."""
-        debug = self.debugs.get(region)
-        if debug is None or not debug.until or self.region_claim(region) is not None:
+    def debug_hold(self, region: RegionId) -> DebugHold | None:
+        """The hold that keeps a region without an owner as it is; the region is given to nobody."""
+        debug = self.debug_holds.get(region)
+        if debug is None or not debug.until or self.region_allocation(region) is not None:
             return None
         return debug
 
-    def kept_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Debug]:
+    def debug_holds_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[DebugHold]:
         """Regions of a card that are kept, or about to be if their container failed, `but` these.
 
         Until that is decided, nothing that would end it is done to the card.
@@ -314,9 +306,9 @@ class State:
         mine = set(but)
         return [
             debug
-            for region, debug in self.debugs.items()
+            for region, debug in self.debug_holds.items()
             if card_of(region) == card
-            if region not in mine and self.region_claim(region) is None
+            if region not in mine and self.region_allocation(region) is None
         ]
 
     def left_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Tenancy]:
@@ -367,14 +359,23 @@ class State:
 
     def pods_of(self, devices: Iterable[DeviceId]) -> frozenset[PodUid]:
         """Pods that use devices by their present allocations, as far as they are known."""
-        claims = (claim for device in devices if (claim := self.claims.get(device)) is not None)
-        users = (one for claim in claims for one in self.tenancies.users(claim) if not one.left)
+        allocations = (
+            allocation
+            for device in devices
+            if (allocation := self.allocations.get(device)) is not None
+        )
+        users = (
+            one
+            for allocation in allocations
+            for one in self.tenancies.users(allocation)
+            if not one.left
+        )
         return frozenset(one.pod for one in users if one.pod is not None)
 
-    def claim_of(self, key: TenancyKey) -> Claim | None:
+    def allocation_of(self, key: TenancyKey) -> Allocation | None:
         """The allocation of a tenancy; None: it ended."""
-        claim = self.region_claim(key.region)
-        return None if claim is None or claim.generation != key.allocation else claim
+        allocation = self.region_allocation(key.region)
+        return None if allocation is None or allocation.number != key.allocation else allocation
 
     def reached(self, tenancy: Tenancy) -> set[RegionId]:
         """Other regions that it leads to by now, and all of a card that it leads to itself."""
@@ -394,11 +395,11 @@ class State:
         Before kubelet's records were read nobody knows who else is on the card.
         """
         mine = set(regions)
-        if card in self.unreconciled or self.kept_on(card, but=mine):
+        if card in self.unreconciled or self.debug_holds_on(card, but=mine):
             return True
-        whole = self.card_claim(card)
-        for claim in self.claims_on(card):
-            if claim is not whole and RegionId(claim.device) not in mine:
+        whole = self.card_allocation(card)
+        for allocation in self.allocations_on(card):
+            if allocation is not whole and RegionId(allocation.device) not in mine:
                 return True
         if whole is None:
             return False
@@ -417,9 +418,9 @@ class State:
         self._last_number += 1
         return self._last_number
 
-    def countable(self, claim: Claim) -> bool:
-        """Whether every container of the claim came with a PreStart that was seen."""
-        return claim.epoch == self.epoch and not claim.exposed
+    def countable(self, allocation: Allocation) -> bool:
+        """Whether every container of the allocation came with a PreStart that was seen."""
+        return allocation.instance == self.kubelet_instance and not allocation.missed_prestart
 
 
 def _put(known: dict[_K, _V], told: Mapping[_K, _V | None]) -> None:

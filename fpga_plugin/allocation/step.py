@@ -8,8 +8,8 @@ from msgspec import UNSET
 
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
+    Allocation,
     Change,
-    Claim,
     Condition,
     RegionRecord,
     Tenancy,
@@ -17,7 +17,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.state import State
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 WORKED_ON = frozenset({Condition.FAULTED, Condition.SCRUBBING})
 """What a use of the region does not change: it is not clean, and work on it decides."""
@@ -69,11 +70,11 @@ class Step:
 
     # ---------------------------------------------------------------- tenancies
 
-    def begin(self, claim: Claim, pods: Iterable[PodUid | None], *, used: bool) -> None:
+    def begin(self, allocation: Allocation, pods: Iterable[PodUid | None], *, used: bool) -> None:
         """Pods, or one whose name is not known yet, get what an allocation granted."""
         for pod in pods:
-            for region, grant in claim.grants.items():
-                key = TenancyKey(region, claim.generation, pod)
+            for region, grant in allocation.grants.items():
+                key = TenancyKey(region, allocation.number, pod)
                 before = self._state.tenancies.get(key)  # a pod of a ResourceClaim may come again
                 known = (before.numbers if before else None) or ()
                 numbers = tuple(sorted({*known, *self._state.numbers_of(grant)})) or UNSET
@@ -94,7 +95,9 @@ class Step:
 
     def end_debug(self, regions: Iterable[RegionId]) -> None:
         """Nothing on these regions is as their container left it any more, or somebody has them."""
-        self.change.debugs |= {region: None for region in regions if region in self._state.debugs}
+        self.change.debug_holds |= {
+            region: None for region in regions if region in self._state.debug_holds
+        }
 
     # ---------------------------------------------------------------- allocations
 
@@ -107,7 +110,7 @@ class Step:
         *,
         used: bool = False,
         **facts: Any,
-    ) -> Claim:
+    ) -> Allocation:
         """A new allocation, with the tenancies of those that use it.
 
         Args:
@@ -116,48 +119,54 @@ class Step:
             grants: what of each region.
             pods: who uses it; None: a pod that is not known yet.
             used: a container of theirs may have it already.
-            facts: else known of the claim (`Claim`).
+            facts: else known of the allocation (`Allocation`).
         """
         state = self._state
-        claim = Claim(
+        allocation = Allocation(
             device=device,
             resource=resource,
             grants=grants,
-            exposed=used,
-            epoch=state.epoch,
-            generation=state.next_number(),
+            missed_prestart=used,
+            instance=state.kubelet_instance,
+            number=state.next_number(),
             since=state.clock(),
             **facts,
         )
-        self.change.claims[device] = claim
-        self.change.strays[device] = 0
-        self.begin(claim, pods, used=used)
+        self.change.allocations[device] = allocation
+        self.change.pending_poststops[device] = 0
+        self.begin(allocation, pods, used=used)
         self.end_debug(grants)
-        return claim
+        return allocation
 
-    def strays(self, device: DeviceId) -> int:
-        """PostStops of ended claims on a device that may still come."""
-        return self.change.strays.get(device, self._state.strays.get(device, 0))
+    def pending_poststops(self, device: DeviceId) -> int:
+        """PostStops of ended allocations on a device that may still come."""
+        return self.change.pending_poststops.get(
+            device, self._state.pending_poststops.get(device, 0)
+        )
 
-    def release(self, claim: Claim) -> None:
+    def release(self, allocation: Allocation) -> None:
         """The end of an allocation: of its regions, and of those who may be using them."""
         state, change = self._state, self.change
         # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
-        unseen = 0 if state.countable(claim) else 1
-        change.claims[claim.device] = None
-        change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
-        users = state.tenancies.users(claim)
+        unseen = 0 if state.countable(allocation) else 1
+        change.allocations[allocation.device] = None
+        change.pending_poststops[allocation.device] = max(
+            allocation.prestarts - allocation.poststops, unseen
+        )
+        users = state.tenancies.users(allocation)
         used = {one.region for one in users if one.used}
-        if claim.used and state.holder_of(claim.device) is not None:
-            used |= claim.grants.keys()  # pods of a ResourceClaim that used it may be forgotten
+        if allocation.used and state.claim_owner_of(allocation.device) is not None:
+            used |= (
+                allocation.grants.keys()
+            )  # pods of a ResourceClaim that used it may be forgotten
         # Of a pod that was never known kubelet's word is all that there is.
         self.end(one for one in users if not one.used or one.pod is None)
         change.tenancies |= {
             one.key: replace(one, left=True) for one in users if one.used and one.pod is not None
         }
-        for region in claim.grants:
+        for region in allocation.grants:
             record = self.record(region)
             unused = region not in used and record.condition in CLEAN
             if not unused:
-                reason = "its owner left" if claim.used else record.reason or "its owner left"
+                reason = "its owner left" if allocation.used else record.reason or "its owner left"
                 self.spoil(region, reason, but=WORKED_ON)

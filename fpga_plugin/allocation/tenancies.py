@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from fpga_plugin.allocation.journal.records import Claim, Tenancy, TenancyKey
+from fpga_plugin.allocation.journal.records import Allocation, Tenancy, TenancyKey
 from fpga_plugin.ids import RegionId
 
 _K = TypeVar("_K")
@@ -47,13 +47,13 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
         """Those of a region that are over by kubelet's word; their processes may run on."""
         return [one for one in self.of(region) if one.left]
 
-    def users(self, claim: Claim) -> list[Tenancy]:
+    def users(self, allocation: Allocation) -> list[Tenancy]:
         """Those of an allocation."""
         return [
             one
-            for region in claim.grants
+            for region in allocation.grants
             for one in self.of(region)
-            if one.key.allocation == claim.generation
+            if one.key.allocation == allocation.number
         ]
 
     def by(self, way: str) -> list[Tenancy]:

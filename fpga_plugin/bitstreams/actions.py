@@ -334,7 +334,7 @@ def forget_manifests(args: argparse.Namespace) -> int:
 
 
 def _names(store: Store, args: argparse.Namespace) -> Names:
-    """What the manifest calls ids; nothing where it cannot be used, as the list tells."""
+    """What the manifest calls ids; nothing where it cannot be used, as the list reports."""
     try:
         return _trust(store, args).names()
     except FpgaPluginError:

@@ -10,7 +10,7 @@ These are the sections that the Intel plugin reads and the name that it gives th
 (intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go). By its section's name the hash is
 a random number, not a digest: a file shows which name it claims, and cannot prove that its content
 is what once had that name. A manifest or a signature can (`fpga_plugin.bitstreams.trust`).
-All AOCX files have one AFU id, so that of a port does not tell which of them is on it.
+All AOCX files have one AFU id, so that of a port does not say which of them is on it.
 """
 
 import re
@@ -49,7 +49,7 @@ Write = Callable[[bytes], object]
 """Takes the next bytes of a file; it must take them all."""
 
 Begin = Callable[[int], Write]
-"""Is told how many bytes a file has, and gives what writes them."""
+"""Gets how many bytes a file has, and gives what writes them."""
 
 
 @dataclass(frozen=True, slots=True)

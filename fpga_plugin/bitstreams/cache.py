@@ -5,7 +5,7 @@
 
 A file gets its bytes under a temporary name, and is hashed while they are written. Only who found
 them good renames it (`keep`), so whenever the process dies, a name of 64 digits is a whole file.
-Each file is hashed again before its first use in each life of the plugin: what a power cut or a
+Each file is hashed again before its first use in each run of the plugin: what a power cut or a
 failing disk made of it is never programmed. No file is in memory as a whole; the driver reads a
 mapping, which outlives the file's removal.
 
@@ -123,7 +123,7 @@ class Cache:
         self._limit = limit
         self._lock = threading.Lock()
         self._checked: dict[str, Version] = {}
-        with contextlib.suppress(OSError):  # whoever writes a file is told
+        with contextlib.suppress(OSError):  # whoever writes a file is notified
             os.makedirs(directory, mode=0o700, exist_ok=True)
             os.chmod(directory, 0o700)
             for name in os.listdir(directory):
@@ -263,7 +263,7 @@ def _no_copy(where: str, size: int, error: OSError | ValueError) -> StoreUnavail
 
 
 def _free(directory: str) -> int | None:
-    """Bytes that a file system has left for us; None where it does not tell."""
+    """Bytes that a file system has left for us; None where it does not say."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 

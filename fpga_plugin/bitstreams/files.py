@@ -23,7 +23,7 @@ FILE_MODE = 0o644
 """Anyone may read a bitstream, only its owner replaces it."""
 
 Progress = Callable[[int, int], None]
-"""Is told of the bytes done so far, and of all."""
+"""Is notified of the bytes done so far, and of all."""
 
 _PIECE = 4 << 20
 """Bytes between two words of progress."""
@@ -66,7 +66,7 @@ def pieces_of(file: TrustedFile, progress: Progress = no_progress) -> Iterator[m
 
     Args:
         file: it, open.
-        progress: is told how far it is.
+        progress: gets how far it is.
 
     Raises:
         BitstreamError: it changed meanwhile.

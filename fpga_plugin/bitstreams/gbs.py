@@ -31,7 +31,7 @@ _FOREIGN = (
     (
         b"\x80\x86\x1f\x1d",
         "a legacy GBS without metadata (magic 0x1d1f8680)",
-        "it does not name its AFU; pack its image anew with OPAE's packager",
+        "it does not name its AFU; pack its image again with OPAE's packager",
     ),
     (
         b"\x19\xfd\xea\xb6",
@@ -128,6 +128,6 @@ def parse_header(head: bytes, *, size: int, where: str) -> Header:
         # No card takes that as logic: its PR would fail, and leave the port poisoned.
         raise BitstreamError(
             f"{where}: the image at byte {end} is no raw one but {container}",
-            hint="it was packed twice, or signed inside; pack the raw image (RBF) anew",
+            hint="it was packed twice, or signed inside; pack the raw image (RBF) again",
         )
     return Header(metadata=metadata, image_offset=end)

@@ -108,7 +108,7 @@ class Library:
     def kept(self, place: Place) -> Bitstream | None:
         """A bitstream as the store had it when it last answered; the store is not touched.
 
-        None where that is not known in this life of the plugin, or something since said that the
+        None where that is not known in this run of the plugin, or something since said that the
         file, or what its trust depends on, may be another one by now.
         """
         known = self._verdicts.confirmed(place.path)

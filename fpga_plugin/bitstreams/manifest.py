@@ -53,7 +53,7 @@ MAX_INTERFACES = 500
 MAX_VERSION = (1 << 53) - 1
 """The largest number that every reader of JSON has exactly (RFC 8259, section 6)."""
 
-_HINT = "write it anew with `fpga-plugin bitstream sign --manifest`"
+_HINT = "write it again with `fpga-plugin bitstream sign --manifest`"
 
 Aliases: TypeAlias = Mapping[tuple[InterfaceId, Alias], BitstreamId]
 """Bitstreams by the cards that they are for, and by what people call them."""

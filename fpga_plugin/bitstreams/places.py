@@ -23,9 +23,8 @@ from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id
 
-INSTALL = "`fpga-plugin bitstream install`, where the store is filled from (docs/bitstreams.md)"
-"""What to do about a file that is not there. In the plugin's pod the store can only be read, and on
-the node itself there is no such program."""
+INSTALL = "`fpga-plugin bitstream install --dir STORE`, where the store is filled from"
+"""What to do about a file that is not there: nodes have no such program, and the pod reads only."""
 
 ENDINGS = "|".join(kind.ending for kind in KINDS)
 """Of bitstreams' files, for regular expressions."""

@@ -1,9 +1,9 @@
 """The store for those who must not be held up by it: each file is read in a thread of its own.
 
 A store may be a network file system, and then a file, or all of it, may stop to answer at any time.
-Who asks for such a file is told so within seconds; further calls for it take no further thread, and
-all calls together take a few. A file that was verified before is served from its copy, without the
-store, as long as nothing said that it has changed.
+Who asks for such a file is notified so within seconds; further calls for it take no further thread,
+and all calls together take a few. A file that was verified before is served from its copy, without
+the store, as long as nothing said that it has changed.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import Verdict
 from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
 from fpga_plugin.hardware.image import Image, RawImage
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ _NAMED = 3
 
 
 class StoreReader:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self, library: Library) -> None:
         """Read nothing yet.
@@ -60,13 +60,13 @@ class StoreReader:
             library: what the store is to the daemon.
         """
         self.library = library
-        self._threads: Threads[str] = Threads("store", most=MOST_THREADS)
+        self._threads: KeyedThreads[str] = KeyedThreads("store", most=MOST_THREADS)
         self._answered: Callable[[str], None] = lambda _relative: None
         self._late: set[str] = set()
         self._names: Names | None = None
 
     def on_answer(self, answered: Callable[[str], None]) -> None:
-        """Set who is told of a file, by its path from the root, that answers after it was late."""
+        """Call `answered` with the path from the root of a file that answers after it was late."""
         self._answered = answered
 
     def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
@@ -116,7 +116,7 @@ class StoreReader:
 
         Raises:
             NotPermittedError: there is a manifest, and it cannot be used.
-            NotFinishedError: that cannot be told just now.
+            NotFinishedError: that is unknown just now.
             StoreUnavailableError: the store does not answer, and never did.
         """
         return (await self._read_names()).bitstreams

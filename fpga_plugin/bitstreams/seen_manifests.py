@@ -134,13 +134,13 @@ class SeenManifests:
                 raise NotPermittedError(
                     f"its version {version} is older than version {seen.version}, which this node"
                     " has seen",
-                    hint=f"put the newest one there, or sign it anew with `--manifest-version"
+                    hint=f"put the newest one there, or sign it again with `--manifest-version"
                     f" {seen.version + 1}`; {_START_ANEW}",
                 )
             if version == seen.version and sha256 != seen.sha256:
                 raise NotPermittedError(
                     f"this node has seen another manifest of the same version {version}",
-                    hint="write and sign it anew with `fpga-plugin bitstream sign --manifest`",
+                    hint="write and sign it again with `fpga-plugin bitstream sign --manifest`",
                 )
             same = version == seen.version
             expired = manifest.expires is not None and now >= manifest.expires
@@ -161,13 +161,13 @@ class SeenManifests:
                 f"its version {version} expired at {in_utc(manifest.expires)}"
                 + ("" if expired else ", and this node has seen that; its clock was put back")
                 + f" (the clock says {in_utc(now)})",
-                hint="write and sign it anew with `fpga-plugin bitstream sign --manifest`; check"
+                hint="write and sign it again with `fpga-plugin bitstream sign --manifest`; check"
                 " the node's clock",
             )
         return noted
 
     def forget(self) -> Seen:
-        """Begin anew: the next signed manifest is believed whatever its version; returns what was.
+        """Begin again: the next signed manifest is believed whatever its version; returns what was.
 
         Raises:
             NotPermittedError: the record cannot be looked at.

@@ -41,7 +41,7 @@ from fpga_plugin.ids import Alias, InterfaceId
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""
 
-_RENEW = "write it anew with `fpga-plugin bitstream sign --manifest`"
+_RENEW = "write it again with `fpga-plugin bitstream sign --manifest`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
 
     Raises:
         BitstreamNotFoundError: there is no such file.
-        BitstreamError: it cannot be used, or nothing tells its place.
+        BitstreamError: it cannot be used, or nothing reports its place.
     """
     if os.path.basename(os.path.abspath(file)) == MANIFEST:
         data = read_bytes(file, limit=MAX_MANIFEST_BYTES)
@@ -110,15 +110,16 @@ def path_in_store(file: str) -> Place | None:
 def place_of(file: str, contents: Contents) -> Place:
     """Which place in a store a bitstream is for.
 
-    In a store its path tells, and what is in the file has to agree. Elsewhere an accelerator's
-    content tells, by which `install` names it. It does not tell that an image is a blank bitstream.
+    In a store its path shows, and what is in the file has to agree. Elsewhere an accelerator's
+    content reports, by which `install` names it. It does not say that an image is a blank
+    bitstream.
 
     Args:
         file: its path.
         contents: what is in it.
 
     Raises:
-        BitstreamError: they do not agree, or nothing tells.
+        BitstreamError: they do not agree, or nothing says which.
     """
     place = path_in_store(file)
     if place is None and is_blank(os.path.basename(file)):

@@ -115,7 +115,7 @@ class Trust:
         """What differs when a file's verdict may be another one.
 
         Raises:
-            NotFinishedError: that cannot be told just now.
+            NotFinishedError: that is unknown just now.
         """
         signed = self.mode is TrustMode.SIGNED
         if signed:
@@ -142,7 +142,7 @@ class Trust:
 
         Raises:
             NotPermittedError: it is not trusted; the message says why.
-            NotFinishedError: that cannot be told just now.
+            NotFinishedError: that is unknown just now.
         """
         path = os.path.join(self._root, relative)
         known = self._read_manifest()
@@ -175,7 +175,7 @@ class Trust:
             BitstreamNotFoundError: there is none.
             BitstreamError: it must not be used, or changed while it was read.
             NotPermittedError: it is not trusted.
-            NotFinishedError: that cannot be told just now.
+            NotFinishedError: that is unknown just now.
         """
         path = os.path.join(self._root, relative)
         content = read_digest(path, inside=self._root, guarded=self._guarded, progress=progress)
@@ -205,7 +205,7 @@ class Trust:
 
         Raises:
             NotPermittedError: it cannot be used.
-            NotFinishedError: that cannot be told just now.
+            NotFinishedError: that is unknown just now.
         """
         known = self._read_manifest()
         if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
@@ -311,7 +311,7 @@ class Trust:
         return known.unsigned or f"{MANIFEST} does not name it"
 
     def _read_manifest(self) -> _Manifest:
-        """The manifest, read anew when it or the keys changed.
+        """The manifest, read again when it or the keys changed.
 
         Raises:
             NotPermittedError: there is one, and it cannot be used.
@@ -353,7 +353,7 @@ class Trust:
         """Whose signature a manifest has, if it may be used now."""
         content = content_of(data)
         name, reason = self.check_signature(path, MANIFEST, content)
-        hint = f"the operator writes and signs it anew with {_RENEW_SIGNED}"
+        hint = f"the operator writes and signs it again with {_RENEW_SIGNED}"
         if name and manifest.version is None:
             reason = "it has no version, so that an older one could be put in its place"
         elif name:

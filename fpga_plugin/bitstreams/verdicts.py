@@ -2,7 +2,7 @@
 
 A verdict holds while the file and what its trust depends on are the same ones. It is *confirmed*
 while nothing said otherwise since the store last answered: then the file's copy may serve although
-the store does not answer. Verdicts on good files are written down, for the plugin's next life.
+the store does not answer. Verdicts on good files are written down, for the plugin's next run.
 """
 
 import contextlib

@@ -25,7 +25,8 @@ def look_at_store(look: Look, root: str, keys_dir: str | None) -> None:
     """Watch a store and the keys; neither need exist yet.
 
     Args:
-        look: is told what to watch. Files are reported by their path from the root, keys as `KEYS`.
+        look: gets what to watch. Files are reported by their path from the root, keys as
+            `KEYS`.
         root: of the store.
         keys_dir: the directory of the keys, if they matter.
     """

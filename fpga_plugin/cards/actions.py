@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import CLEAN, Claim, Condition
+from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Kind, Stops
 from fpga_plugin.allocation.queue import CardQueue
@@ -20,19 +20,20 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.model import Card, PciFunction
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
+from fpga_plugin.ids import CardId, DeviceId, parse_device_id
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who still has something of a card.
+class DeviceOwner:
+    """Who still has a device of a card.
 
     Attributes:
         device: the card itself or a region.
         resource: under which kubelet gave it away.
-        pod: the owner's uid; None where kubelet's records did not tell yet.
+        pod: the owner's uid; None where kubelet's records did not say yet.
         started: whether a container may have run with it.
         since: Unix time at which it was given away; 0 where it is not known.
     """
@@ -52,15 +53,15 @@ class CardState:
         card: which.
         present: whether its driver shows it.
         drained: whether it is out of service.
-        holders: who still has something of it.
+        owners: who still has a device of it.
         waits_for: why it must not be pulled yet; empty: it may be pulled now.
-        not_clean: regions on which a former tenant's image or data may be, with the condition.
+        not_clean: regions on which an earlier tenant's image or data may be, with the condition.
     """
 
     card: CardId
     present: bool
     drained: bool
-    holders: tuple[Holder, ...]
+    owners: tuple[DeviceOwner, ...]
     waits_for: tuple[str, ...]
     not_clean: tuple[str, ...]
 
@@ -71,12 +72,12 @@ class CardState:
 
 
 class CardActions:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: what is done to a card.
         recovery: its pauses are lifted by `retry`.
-        inventory: scans a card anew and tells the ledger.
+        inventory: scans a card again and reports to the ledger.
         queue: where a card that may have work is added.
     """
 
@@ -152,7 +153,7 @@ class CardActions:
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        if kept := [one.region for one in self._ledger.kept_on(card_id)]:
+        if kept := [one.region for one in self._ledger.debug_holds_on(card_id)]:
             self._ledger.work.end_debug(kept)
             self._queue.add(card_id)
             log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
@@ -230,8 +231,8 @@ class CardActions:
         ledger = self._ledger
         present = ledger.cards.get(card_id)
         drained = card_id in ledger.drained
-        holders = tuple(map(_holder, ledger.claims_on(card_id)))
-        waits = [f"{one.device} has an owner" for one in holders]
+        owners = tuple(map(_owner, ledger.allocations_on(card_id)))
+        waits = [f"{one.device} has an owner" for one in owners]
         not_clean: list[str] = []
         if present is not None:
             if not drained:
@@ -240,13 +241,13 @@ class CardActions:
                 waits.append("kubelet's records were not read since it was found")
             elif self._operations.workers.locked(card_id):
                 waits.append("work on it is under way")
-            elif not holders:  # opening the port would disturb an owner (invariant 7)
+            elif not owners:  # opening the port would disturb an owner (invariant 7)
                 waits += await self._open_ports(present)
             if self._recovery.due(present):
                 waits.append("its driver is to be rebound")
             for region in present.regions:
                 record = ledger.record(region.id)
-                if record.condition not in CLEAN and not holders:
+                if record.condition not in CLEAN and not owners:
                     fault = ledger.obstacles.first(region.id, Stops.SCRUB)
                     why = record.reason if fault is None else fault.cause or fault.message
                     reason = f" ({why})" if why else ""
@@ -254,13 +255,13 @@ class CardActions:
                     if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:
                         waits.append(f"{region.id} is not scrubbed yet")
         return CardState(
-            card_id, present is not None, drained, holders, tuple(waits), tuple(not_clean)
+            card_id, present is not None, drained, owners, tuple(waits), tuple(not_clean)
         )
 
     async def _open_ports(self, card: Card) -> list[str]:
         """Ports that a process outside kubelet's knowledge has open."""
         async with self._operations.workers.lock(card.id):
-            if self._ledger.claims_on(card.id):
+            if self._ledger.allocations_on(card.id):
                 return ["it got an owner just now"]
             waits: list[str] = []
             for region in card.regions:
@@ -292,7 +293,7 @@ class CardActions:
         except ValueError:
             card_id = CardId("")
         remembered = card_id in ledger.drained or card_id in ledger.rebinding
-        if card_id in ledger.cards or remembered or ledger.claims_on(card_id):
+        if card_id in ledger.cards or remembered or ledger.allocations_on(card_id):
             return card_id
         raise UnknownDeviceError(
             f"no card {quote(text)} on this node",
@@ -305,5 +306,7 @@ def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
     return {name: f"{value:#x}" for name, value in errors.items()}
 
 
-def _holder(claim: Claim) -> Holder:
-    return Holder(claim.device, claim.resource, claim.pod, claim.used, claim.since)
+def _owner(allocation: Allocation) -> DeviceOwner:
+    return DeviceOwner(
+        allocation.device, allocation.resource, allocation.pod, allocation.used, allocation.since
+    )

@@ -32,7 +32,7 @@ WITHOUT: Final = (
     "FPGA_PLUGIN_SCRUB=best-effort does without one, and hands over regions, reset, with the last"
     " pod's image still in them"
 )
-"""What to do about a blank bitstream that is missing: the one, or for want of it the other."""
+"""What to do about a blank bitstream that is missing: the one, or for target of it the other."""
 
 
 class BlankSource(Protocol):

@@ -73,7 +73,7 @@ class Programmed:
 
 
 class HandProgrammer:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: what is done to a card.

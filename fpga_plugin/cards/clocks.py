@@ -1,8 +1,8 @@
 """The user clock that an image gets: set, checked, or said to be neither.
 
 An image meets its timing only at or below the frequency that it was built for; above, it computes
-wrongly and nothing tells. Neither kernel nor FIM compares them, and the clock survives a PR. So
-before each PR of a tenant's image the plan is made here: where the card has a documented way the
+wrongly and nothing reports it. Neither kernel nor FIM compares them, and the clock survives a PR.
+So before each PR of a tenant's image the plan is made here: where the card has a documented way the
 clock is set, else it is measured, and an image that is too slow for it is refused.
 """
 

@@ -1,14 +1,14 @@
 """Debugging: the region of a container that failed is kept as it is, for its developer to look at.
 
 A pod asks for it by an annotation, where the operator allows it. That is written into the journal
-with the start of each of its containers; when the claim has ended, the pod's status decides. A
+with the start of each of its containers; when the allocation has ended, the pod's status decides. A
 region whose container failed is owned by nobody then and given to nobody, until its time is up, the
 operator ends it (`fpga-plugin card release`), its hardware goes or the node boots. Then it is
 scrubbed as after any owner. Of one node at most one pod's regions are kept at a time, so that
 nobody takes all of them by failing.
 
 It only ever delays a scrub. What is not known for certain delays nothing for long: a region whose
-pod's status nobody tells is scrubbed.
+pod's status nobody reports is scrubbed.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from typing import Final
 import structlog
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Debug
+from fpga_plugin.allocation.journal.records import DebugHold
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
@@ -82,12 +82,12 @@ class Allowed:
 
 
 class Debugging:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and whose port errors are logged.
-        pods: tells pods' annotations and status.
-        recorder: tells pods.
+        pods: reports pods' annotations and status.
+        recorder: reports to pods.
         queue: where a card is added that may be scrubbed.
         allowed: what the operator allows.
         interval: seconds between two looks.
@@ -113,7 +113,7 @@ class Debugging:
         self._something = asyncio.Event()
         self._undecided: dict[RegionId, float] = {}
         self._ledger.subscribe(self._changed)
-        for card in {card_of(region) for region in self._ledger.debugs}:
+        for card in {card_of(region) for region in self._ledger.debug_holds}:
             self._changed(card)
 
     @property
@@ -122,19 +122,19 @@ class Debugging:
 
     def _changed(self, card: CardId | None) -> None:
         """Log the port errors of what is debugged, and look whether something ended."""
-        mine = [r for r in self._ledger.debugs if card is not None and card_of(r) == card]
+        mine = [r for r in self._ledger.debug_holds if card is not None and card_of(r) == card]
         for region in mine:
-            if self._ledger.region_claim(region) is not None:
+            if self._ledger.region_allocation(region) is not None:
                 self._operations.debugged.add(region)
             self._something.set()
 
-    def left(self, kept: Debug) -> float:
+    def left(self, kept: DebugHold) -> float:
         """For how many seconds more a region is kept."""
         return max(kept.until - self._clock(), 0.0)
 
     # ---------------------------------------------------------------- what a pod asks for
 
-    async def wish(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
+    async def requested(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
         """What the pod of a PreStart asks for; None: nothing, or it may not."""
         # Of a namespace that is known without asking anybody: its pods pay nothing for debugging.
         forbidden = identity.namespace and not self._allows(identity.namespace)
@@ -163,7 +163,7 @@ class Debugging:
             self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
             return None
         log.info("a pod is debugged", pod=identity.pod, devices=list(devices), kept_seconds=seconds)
-        return Debug(
+        return DebugHold(
             region=RegionId(""),  # the ledger's step names each
             pod=identity.pod,
             namespace=pod.namespace,
@@ -202,10 +202,10 @@ class Debugging:
 
     def _until_look(self) -> float | None:
         """Seconds to the next look, if nothing changes before; None: none is needed."""
-        debugs = self._ledger.debugs
-        if not debugs:
+        debug_holds = self._ledger.debug_holds
+        if not debug_holds:
             return None
-        ends = (self.left(debug) for debug in debugs.values() if debug.until)
+        ends = (self.left(debug) for debug in debug_holds.values() if debug.until)
         return min(self._interval, DECIDE_SECONDS if self._undecided else math.inf, *ends)
 
     async def look(self) -> None:
@@ -214,10 +214,12 @@ class Debugging:
         Raises:
             JournalError: what follows from it cannot be written; the next look finds it again.
         """
-        self._undecided = {r: at for r, at in self._undecided.items() if r in self._ledger.debugs}
+        self._undecided = {
+            r: at for r, at in self._undecided.items() if r in self._ledger.debug_holds
+        }
         states: dict[tuple[str, tuple[str, ...]], str | None] = {}
-        for region, debug in tuple(self._ledger.debugs.items()):
-            if self._ledger.debugs.get(region) is not debug:
+        for region, debug in tuple(self._ledger.debug_holds.items()):
+            if self._ledger.debug_holds.get(region) is not debug:
                 continue  # it changed while another's status was read, and is looked at again
             if debug.until:
                 self._look_at_kept(debug)
@@ -227,7 +229,7 @@ class Debugging:
                 states[key] = await self._failure(debug)
             self._look_at_owner(region, debug, states[key])
 
-    def _look_at_kept(self, debug: Debug) -> None:
+    def _look_at_kept(self, debug: DebugHold) -> None:
         left = self.left(debug)
         if left == 0:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
@@ -235,8 +237,8 @@ class Debugging:
         elif left > MOST:  # by a former version, which let the operator allow more
             self._ledger.work.keep(debug.region, self._clock() + MOST)
 
-    async def _failure(self, debug: Debug) -> str | None:
-        """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
+    async def _failure(self, debug: DebugHold) -> str | None:
+        """What failed by the pod's status, empty: nothing; None: it does not say yet."""
         if self._pods.known(debug.pod) is None:
             self._pods.learn(debug.pod, PodName(debug.namespace, debug.name))
         try:
@@ -246,16 +248,16 @@ class Debugging:
             return None
         return failure(pod, debug.containers)
 
-    def _look_at_owner(self, region: RegionId, before: Debug, failed: str | None) -> None:
+    def _look_at_owner(self, region: RegionId, before: DebugHold, failed: str | None) -> None:
         """Note what failed while the region has its owner, and decide when it has none."""
         ledger = self._ledger
-        debug = ledger.debugs.get(region)
+        debug = ledger.debug_holds.get(region)
         if debug is not before:
             return  # another container began, or another owner came, while the status was read
         if failed is not None and debug.failure != failed:
             ledger.work.note_failure(region, failed)
-            debug = ledger.debugs[region]
-        if ledger.region_claim(region) is not None:
+            debug = ledger.debug_holds[region]
+        if ledger.region_allocation(region) is not None:
             self._undecided.pop(region, None)
             return
         since = self._undecided.setdefault(region, self._clock())
@@ -285,11 +287,11 @@ class Debugging:
         # Whoever works on the card right now may have looked before.
         self._queue.add(card_of(region))
 
-    def _kept_for_others(self, debug: Debug) -> list[Debug]:
-        kept = (self._ledger.kept(region) for region in self._ledger.debugs)
+    def _kept_for_others(self, debug: DebugHold) -> list[DebugHold]:
+        kept = (self._ledger.debug_hold(region) for region in self._ledger.debug_holds)
         return [one for one in kept if one is not None and one.pod != debug.pod]
 
-    def _tell(self, debug: Debug, note: str, *, kept: bool) -> None:
+    def _tell(self, debug: DebugHold, note: str, *, kept: bool) -> None:
         log.warning(
             "region kept for debugging" if kept else "region not kept: another pod's is",
             region=debug.region,
@@ -306,7 +308,7 @@ class DebugLog:
     """What the log says of regions that are debugged: their port errors, and what is on them.
 
     These are the regions of pods with the annotation, and those whose owner asked for `debug=1`.
-    Belongs to the event loop.
+
     """
 
     def __init__(self, operations: CardOperations, reads: CardReads) -> None:

@@ -20,7 +20,7 @@ def note(ledger: Ledger, card: Card) -> str:
 
 
 class FunctionNews:
-    """Says it in the log, once until it changes. Belongs to the event loop."""
+    """Says it in the log, once until it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -36,7 +36,7 @@ class FunctionNews:
         self._told[card.id] = now
         if withheld:
             log.warning(
-                "a former owner's image is no function",
+                "an earlier tenant's image is no function",
                 card=card.id,
                 regions=withheld,
                 hint="these regions are not advertised until FPGA_PLUGIN_ADVERTISE=region has"

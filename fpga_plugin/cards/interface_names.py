@@ -30,7 +30,7 @@ class NameSource(Protocol):
 
 
 class InterfaceNames:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self, ledger: Ledger, source: NameSource) -> None:
         self._ledger = ledger

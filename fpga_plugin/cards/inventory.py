@@ -67,12 +67,12 @@ _REACH = {
 
 
 class Inventory:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has ledger, backend, blanks and the cards' locks.
         queue: where each card that may have work is added.
-        news: is told of cards that fail and recover.
+        news: is notified of cards that fail and recover.
         reads: of cards that may not answer.
         cards: which of them the operator lets the plugin touch.
         interval: seconds between two looks at all cards' health. For as long a signal of trouble
@@ -111,10 +111,10 @@ class Inventory:
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions = FunctionNews(operations.ledger)
         self._closing = False
-        self.problems = operations.ledger.problems  # whoever asks for such a card is told why
+        self.problems = operations.ledger.problems  # whoever asks for such a card is notified why
 
     async def scan(self) -> None:
-        """Everything anew; a card that changed meanwhile is left to its own scan."""
+        """Everything again; a card that changed meanwhile is left to its own scan."""
         async with self._full_scan:
             self._all_again = False
             before = self._changes.copy()
@@ -231,13 +231,13 @@ class Inventory:
             log.exception("scan failed")
 
     async def rescan(self, card_id: CardId) -> None:
-        """One card anew, with its health signals; takes the card's lock for these."""
+        """One card again, with its health signals; takes the card's lock for these."""
         await self.look(card_id)
         if card_id in self._ledger.cards:
             await self.check(card_id)
 
     async def look(self, card_id: CardId) -> None:
-        """One card anew, but for its health signals."""
+        """One card again, but for its health signals."""
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             try:
@@ -309,10 +309,12 @@ class Inventory:
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
         """Who has something of a card, as values of a log line."""
-        claims = self._ledger.claims_on(card_id)
+        allocations = self._ledger.allocations_on(card_id)
         return {
-            "owned": [claim.device for claim in claims],
-            "pods": frozenset(claim.pod for claim in claims if claim.pod is not None),
+            "owned": [allocation.device for allocation in allocations],
+            "pods": frozenset(
+                allocation.pod for allocation in allocations if allocation.pod is not None
+            ),
         }
 
     def _problem(self, problem: CardProblem) -> None:
@@ -344,7 +346,7 @@ class Inventory:
             )
 
     async def run(self) -> None:
-        """Look for signals that no event tells of, until cancelled."""
+        """Look for signals that no event reports, until cancelled."""
         while True:
             await tick(self._interval)
             await self.check_all()

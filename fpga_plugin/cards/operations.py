@@ -37,8 +37,9 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -48,9 +49,9 @@ class CardOperations:
     """The collaborators, and what both sides do with them.
 
     Attributes:
-        observer: is told of each scrub and preparation.
+        observer: is notified of each scrub and preparation.
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
-        lives: about which life of its card the work on each region is.
+        returns: how often its card had come back when the work on each region began.
         clocks: what became of the clock of the image that is on a region.
         doubted: regions whose last work failed although the card's signals are well.
     """
@@ -63,7 +64,7 @@ class CardOperations:
     observer: ReportObserver
     debugged: set[RegionId] = field(default_factory=set, init=False)
     clocks: dict[RegionId, ClockPlan] = field(default_factory=dict, init=False)
-    lives: dict[RegionId, int] = field(default_factory=dict, init=False)
+    returns: dict[RegionId, int] = field(default_factory=dict, init=False)
     doubted: set[RegionId] = field(default_factory=set, init=False)
 
     async def living(self, tenancies: Iterable[Tenancy]) -> Tenancy | None:
@@ -87,8 +88,8 @@ class CardOperations:
 
     def owner(self, region: RegionId) -> Mapping[str, PodUid]:
         """Whose region it is, as far as it is known: a value of a log line."""
-        claim = self.ledger.region_claim(region)
-        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+        allocation = self.ledger.region_allocation(region)
+        return {} if allocation is None or allocation.pod is None else {"pod": allocation.pod}
 
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
@@ -132,7 +133,7 @@ class CardOperations:
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
         self.begin(card, [region.id for region in regions])
         try:
-            # Inside: who is cancelled meanwhile is told so when they are open.
+            # Inside: who is cancelled meanwhile is notified so when they are open.
             ports = await self.workers.run(card.id, open_all)
             if not any(self._went(card, region.id) for region in regions):
                 self.ledger.hardware.numbered(numbers)
@@ -170,9 +171,9 @@ class CardOperations:
     def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
         """Work on these regions is about the card that is there now, and no later one."""
         for region in regions:
-            if self.lives.get(region) != (life := self.ledger.lives[card.id]):
+            if self.returns.get(region) != (returns := self.ledger.returns[card.id]):
                 self.doubted.discard(region)
-            self.lives[region] = life
+            self.returns[region] = returns
 
     async def step(
         self,
@@ -206,7 +207,7 @@ class CardOperations:
             if pr:
                 self.doubted.discard(region)
         except WrongImageError as error:
-            # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
+            # A tenant's file may be mislabelled; only the blank's AFU id reports the region.
             report.failed(error)
             if blank:
                 self.ledger.work.faulted(region, error.message)
@@ -236,7 +237,7 @@ class CardOperations:
 
     def _went(self, card: Card, region: RegionId) -> bool:
         """Whether the card went since `begin`, if only to come back."""
-        return self.lives[region] != self.ledger.lives[card.id]
+        return self.returns[region] != self.ledger.returns[card.id]
 
     def _check_still_there(self, card: Card, region: RegionId) -> None:
         if self._went(card, region):
@@ -255,7 +256,7 @@ class CardOperations:
         A PR that failed before anything was written leaves a port that still answers; one that
         failed on the way leaves it poisoned, which reads as such. Any other failure of which the
         card's own signals know nothing may be that of a card that was swapped between two looks:
-        with its ports opened anew it gets one more try. So does an accelerator that hangs.
+        with its ports opened again it gets one more try. So does an accelerator that hangs.
         """
         region = report.region
         try:
@@ -343,10 +344,10 @@ class CardOperations:
         return made
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
-        """Clear the card's memory, unless somebody may still use it; then the debt stays open.
+        """Clear the card's memory, unless somebody may still use it; then that stays pending.
 
         The knobs belong to the card: they would wipe a neighbour's memory too. And while another
-        region is not clean, what is on it may write the memory again: only when all are, the debt
+        region is not clean, what is on it may write the memory again: only when all are, the clear
         is paid.
 
         Raises:
@@ -356,7 +357,7 @@ class CardOperations:
             return
         if (former := await self.living(self.ledger.left_on(card.id, but=reports))) is not None:
             log.info(
-                "memory is not cleared while a former owner runs",
+                "memory is not cleared while an earlier tenant runs",
                 card=card.id,
                 pod=former.pod,
                 regions=list(reports),
@@ -382,7 +383,7 @@ class CardOperations:
         for report in others:
             report.steps.append(first.steps[-1])
         if self.ledger.others_clean(card, reports):
-            self.ledger.work.set_debt(card.id, open_=False)
+            self.ledger.work.set_memory_clear_pending(card.id, open_=False)
 
     def report(self, report: Report) -> None:
         """Log what was done to a region, and tell the observer."""
@@ -434,7 +435,7 @@ class Work:
         blank: Bitstream | None,
         keeping: Collection[RegionId] = (),
     ) -> None:
-        """Scrub regions but for the card's memory, which is a debt from now on.
+        """Scrub regions but for the card's memory, whose clear is pending from now on.
 
         `keeping`: those whose function stays (`Naming.keeps`).
 
@@ -445,7 +446,7 @@ class Work:
         self.check()
         operations.ledger.work.working([region.id for region in regions])
         if self.card.clears_memory:
-            operations.ledger.work.set_debt(self.card.id, open_=True)
+            operations.ledger.work.set_memory_clear_pending(self.card.id, open_=True)
         for region in regions:
             self.check()
             port, report, keep = (

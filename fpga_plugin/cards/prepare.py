@@ -27,23 +27,24 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 RESET_SECONDS = 240.0
 """For which a preparation waits for a card's reset and scrub; calls end before, kubelet retries."""
 
 
-class FormerOwnerRunsError(RefusedError):
+class TenancyActiveError(RefusedError):
     """A pod that had a region before still has processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ProgramTarget:
     """What a container asks of a region.
 
     Attributes:
         bitstream: to be programmed.
-        settings: driver parameters that override the defaults for the time of the claim.
+        settings: driver parameters that override the defaults for the time of the allocation.
     """
 
     bitstream: Bitstream
@@ -56,12 +57,12 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FunctionTarget:
     """A preprogrammed function that a container gets as it is: reset, and nothing programmed.
 
     Attributes:
         afu_id: of the function.
-        settings: as of a `Want`.
+        settings: as of a `ProgramTarget`.
     """
 
     afu_id: AfuId
@@ -73,17 +74,17 @@ class Plan:
     """One PreStart's work.
 
     Attributes:
-        lease: on the claims of the call's devices, as they were when the plan was made.
+        lease: on the allocations of the call's devices, as they were when the plan was made.
         pod: their owner, if kubelet's records tell.
-        wants: what each region is to become; None: blank.
-        epoch: kubelet's life that asked. A later one may start the owner's containers without
-            PreStart until the plugin has registered with it.
+        targets: what each region is to become; None: blank.
+        instance: the kubelet instance that asked. A later one may start the owner's containers
+            without PreStart until the plugin has registered with it.
     """
 
     lease: Lease
     pod: PodUid | None
-    wants: Mapping[RegionId, Want | Kept | None]
-    epoch: str
+    targets: Mapping[RegionId, ProgramTarget | FunctionTarget | None]
+    instance: str
 
 
 class Preparer:
@@ -114,7 +115,7 @@ class Preparer:
             FpgaPluginError: not all regions are as asked; the ledger knows what each one is.
         """
         cards: dict[CardId, list[RegionId]] = {}
-        for region in plan.wants:
+        for region in plan.targets:
             cards.setdefault(card_of(region), []).append(region)
         outcomes = await asyncio.gather(
             *(self._card(plan, card, regions) for card, regions in cards.items()),
@@ -136,10 +137,10 @@ class Preparer:
             SilentCardError: a card does not answer.
         """
         cards: dict[CardId, list[Region]] = {}
-        for region_id in plan.wants:
+        for region_id in plan.targets:
             if (region := self._operations.ledger.region(region_id)) is not None:
                 cards.setdefault(region.card, []).append(region)
-        found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.wants)
+        found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.targets)
         for observed in await asyncio.gather(
             *(
                 self._reads.run(card, partial(_afu_ids, self._operations.backend, regions))
@@ -168,25 +169,25 @@ class Preparer:
         """
         self.check(plan)
         ledger = self._operations.ledger
-        for region, want in plan.wants.items():
+        for region, target in plan.targets.items():
             record = records[region]
-            asked = Condition.BLANK if want is None else Condition.PROGRAMMED
+            asked = Condition.BLANK if target is None else Condition.PROGRAMMED
             if ledger.record(region) is not record or record.condition is not asked:
                 raise NotFinishedError(
                     f"region {region} changed after it was prepared",
-                    hint="kubelet's next try prepares it anew",
+                    hint="kubelet's next try prepares it again",
                 )
-        changed = [region for region in plan.wants if observed[region] != records[region].afu_id]
+        changed = [region for region in plan.targets if observed[region] != records[region].afu_id]
         if changed:
             ledger.work.dirty(changed, "it changed after it was prepared")
             shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
             raise NotFinishedError(
                 f"the AFU ids are no longer those that were prepared: {shows}",
-                hint="kubelet's next try prepares the regions anew",
+                hint="kubelet's next try prepares the regions again",
             )
 
     def check(self, plan: Plan, *, mending: bool = False) -> None:
-        """The plan still holds: same claims, same kubelet, same nodes, sound hardware.
+        """The plan still holds: same allocations, same kubelet, same nodes, sound hardware.
 
         Args:
             plan: which.
@@ -194,25 +195,25 @@ class Preparer:
 
         Raises:
             RefusedError: it does not.
-            NotFinishedError: kubelet restarted, and asks anew.
+            NotFinishedError: kubelet restarted, and asks again.
         """
         ledger = self._operations.ledger
         plan.lease.check()
-        if plan.epoch != ledger.epoch:
+        if plan.instance != ledger.kubelet_instance:
             raise NotFinishedError(
-                f"kubelet restarted while {', '.join(plan.wants)} was prepared",
-                hint="kubelet's next try prepares it anew",
+                f"kubelet restarted while {', '.join(plan.targets)} was prepared",
+                hint="kubelet's next try prepares it again",
             )
-        for claim in plan.lease.claims:
-            ledger.obstacles.check_grants(claim)
-        for region in plan.wants:
+        for allocation in plan.lease.allocations:
+            ledger.obstacles.check_grants(allocation)
+        for region in plan.targets:
             if (obstacle := ledger.obstacles.first(region, Stops.START)) is None:
                 continue
             card = ledger.cards.get(card_of(region))
             if obstacle.kind in {Kind.FAULTED, Kind.FAILING} and card is not None:
                 if mending and self._mendable(card, plan):
                     continue
-                if self._recovery.poisoned(card, plan.wants):
+                if self._recovery.poisoned(card, plan.targets):
                     raise RefusedError(obstacle.message, hint=self._recovery.advice(card))
             raise obstacle.refusal()
 
@@ -241,11 +242,11 @@ class Preparer:
 
     def _poisoned(self, plan: Plan, card_id: CardId) -> bool:
         card = self._operations.ledger.cards.get(card_id)
-        return card is not None and self._recovery.poisoned(card, plan.wants)
+        return card is not None and self._recovery.poisoned(card, plan.targets)
 
     def _mendable(self, card: Card, plan: Plan) -> bool:
         """Whether a rebind may help a poisoned port that the plan needs."""
-        return self._recovery.may(card.id) and self._recovery.poisoned(card, plan.wants)
+        return self._recovery.may(card.id) and self._recovery.poisoned(card, plan.targets)
 
     async def _wait_for_reset(
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
@@ -260,7 +261,12 @@ class Preparer:
             NotFinishedError: it takes too long.
         """
         ledger, changed = self._operations.ledger, asyncio.Event()
-        used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
+        used = {
+            region
+            for allocation in plan.lease.allocations
+            if allocation.used
+            for region in allocation.grants
+        }
         stop = ledger.subscribe(lambda _: changed.set())
         try:
             async with asyncio.timeout(RESET_SECONDS):
@@ -297,14 +303,14 @@ class Preparer:
         """Whether a pod that had one of these regions before still runs.
 
         Raises:
-            FormerOwnerRunsError: it does.
+            TenancyActiveError: it does.
         """
         operations = self._operations
         former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
         if plan.pod is not None:
             former = [one for one in former if one.pod != plan.pod]
         if (living := await operations.living(former)) is not None:
-            raise FormerOwnerRunsError(
+            raise TenancyActiveError(
                 f"pod {living.pod}, which had {', '.join(region_ids)} before, still has running"
                 " processes",
                 hint="it is tried again when kubelet retries; see why that pod does not end",
@@ -324,24 +330,31 @@ class Preparer:
 
     async def _work(self, plan: Plan, work: Work, regions: list[Region]) -> None:
         operations, ledger, card = self._operations, self._operations.ledger, work.card
-        used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
-        dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
+        used = {
+            region
+            for allocation in plan.lease.allocations
+            if allocation.used
+            for region in allocation.grants
+        }
+        dirty = [r for r in regions if self._needs_scrub(r, plan.targets[r.id], used)]
         blank: Bitstream | None = None
-        keeping = {r for r, want in plan.wants.items() if isinstance(want, Kept)}
+        keeping = {r for r, target in plan.targets.items() if isinstance(target, FunctionTarget)}
         if any(region.id not in keeping for region in dirty):
             blank = await operations.blanks.load(card)
             self.check(plan)
         for region in regions:
-            self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)
+            self._refuse_stale_image(
+                region, plan.targets[region.id], blank, scrubbed=region in dirty
+            )
         if dirty:
             await work.scrub(dirty, blank, keeping)
         whole = len(regions) == card.ports
-        if dirty or (whole and card.id in ledger.debts):
+        if dirty or (whole and card.id in ledger.memory_clear_pending):
             self.check(plan)
             # Those that were scrubbed first; the call's others are not a neighbour's either.
             order = sorted(work.reports.values(), key=lambda report: not report.scrubbed)
             await operations.clear_memory(card, {report.region: report for report in order})
-        if whole and card.clears_memory and card.id in ledger.debts:
+        if whole and card.clears_memory and card.id in ledger.memory_clear_pending:
             raise NotFinishedError(
                 f"the memory of card {card.id} is not cleared: who else may be on it is not known",
                 hint="kubelet's next try clears it; the plugin's log says what keeps it from"
@@ -351,29 +364,31 @@ class Preparer:
             self.check(plan)  # before each step that begins work for this owner
             await self._bring(plan, work, region, used=region.id in used)
 
-    def _needs_scrub(self, region: Region, want: Want | Kept | None, used: set[RegionId]) -> bool:
+    def _needs_scrub(
+        self, region: Region, target: ProgramTarget | FunctionTarget | None, used: set[RegionId]
+    ) -> bool:
         match self._condition(region.id):
             case Condition.BLANK:
                 # Handed over blank before: a container has run on it since.
-                return want is None and region.id in used
+                return target is None and region.id in used
             case Condition.UNBLANKED:
                 # There may be a blank bitstream by now.
-                return want is None
+                return target is None
             case Condition.PROGRAMMED:
-                # This owner's own image, since every end of a claim leaves DIRTY.
-                return want is None
+                # This owner's own image, since every end of an allocation leaves DIRTY.
+                return target is None
             case _:
                 return True
 
     def _refuse_stale_image(
         self,
         region: Region,
-        want: Want | Kept | None,
+        target: ProgramTarget | FunctionTarget | None,
         blank: Bitstream | None,
         *,
         scrubbed: bool,
     ) -> None:
-        if want is not None:
+        if target is not None:
             return
         unblanked = not scrubbed and self._condition(region.id) is Condition.UNBLANKED
         if unblanked or (scrubbed and blank is None):
@@ -387,8 +402,12 @@ class Preparer:
     async def _bring(self, plan: Plan, work: Work, region: Region, *, used: bool) -> None:
         """From clean, or this owner's own, to what the container asks for."""
         operations, ledger = self._operations, self._operations.ledger
-        want, report, port = plan.wants[region.id], work.reports[region.id], work.ports[region.id]
-        if want is None:
+        target, report, port = (
+            plan.targets[region.id],
+            work.reports[region.id],
+            work.ports[region.id],
+        )
+        if target is None:
             if not report.scrubbed:
                 expected = ledger.record(region.id).afu_id
                 assert expected is not None, "a BLANK region's AFU id is always known"
@@ -400,9 +419,9 @@ class Preparer:
             ledger.work.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
-        image = want.afu_id if isinstance(want, Kept) else want.bitstream
-        await work.program(region, image, want.settings, quiesce=own)
-        ledger.work.programmed(region.id, want.afu_id)
+        image = target.afu_id if isinstance(target, FunctionTarget) else target.bitstream
+        await work.program(region, image, target.settings, quiesce=own)
+        ledger.work.programmed(region.id, target.afu_id)
 
 
 def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:

@@ -1,14 +1,14 @@
 """What is read of cards while others work on them: a card that does not answer holds up no other.
 
 A read of a sick card's attribute may wait in the kernel for ever. Each card's reads take a thread
-of their own then, as its work does (`cards.workers`), and whoever waits is told.
+of their own then, as its work does (`cards.workers`), and whoever waits is notified.
 """
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from fpga_plugin.errors import HardwareError
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.ids import CardId
 
 T = TypeVar("T")
@@ -27,10 +27,10 @@ class SilentCardError(HardwareError):
 
 
 class CardReads:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self) -> None:
-        self._threads: Threads[CardId] = Threads("cards")
+        self._threads: KeyedThreads[CardId] = KeyedThreads("cards")
 
     async def run(self, card: CardId, function: Callable[[], T]) -> T:
         """Call a blocking function that reads a card.

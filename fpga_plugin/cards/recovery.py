@@ -3,8 +3,8 @@
 A failed PR leaves a port that no reset mends; only taking the card's PCI driver off and putting it
 on again does (`hardware/dfl/rebind`). That takes all regions of the card away for a moment, and
 crashes the kernel where a port is open, so it is done only when nobody but the pod whose PreStart
-waits has anything of the card, and only after kubelet was told that the card is Unhealthy. Allocate
-refuses the card meanwhile, so nobody can come in between.
+waits has anything of the card, and only after kubelet was notified that the card is Unhealthy.
+Allocate refuses the card meanwhile, so nobody can come in between.
 
 A card that rebinding does not help must not be rebound for ever: after each attempt there is a
 pause, and it doubles.
@@ -50,12 +50,12 @@ class _Attempts:
 
 
 class Recovery:
-    """Belongs to the event loop; `rebind` with the card's lock held and none of its ports open.
+    """`rebind` with the card's lock held and none of its ports open.
 
     Args:
         policy: what the operator allows.
         operations: what is done to a card.
-        inventory: scans a card anew and tells the ledger.
+        inventory: scans a card again and reports to the ledger.
         link: to kubelet, which has to have the lists before the driver is taken off.
         queue: where a card that may be tried again is added.
     """
@@ -192,7 +192,11 @@ class Recovery:
         for one in ledger.obstacles.against(Stops.REBIND, card.id):
             if one.device not in owner:
                 return one.message
-        own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
+        own = {
+            allocation.pod
+            for allocation in ledger.allocations_on(card.id)
+            if allocation.pod is not None
+        }
         former = [one for one in ledger.left_on(card.id) if one.pod not in own]
         if (living := await self._operations.living(former)) is not None:
             return f"pod {living.pod}, which had a region of it before, still runs"
@@ -220,7 +224,7 @@ class Recovery:
         return True
 
     async def resume(self) -> None:
-        """Finish what a former life of the plugin began: bind cards that it left without driver."""
+        """Finish what an earlier run began: bind cards that it left without driver."""
         for card_id in sorted(self._ledger.rebinding):
             try:
                 await self.put_on(card_id)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Report:
 
 
 class ReportObserver(Protocol):
-    """Is told what was done to regions. Must not raise."""
+    """Is notified what was done to regions. Must not raise."""
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared, or that failed."""

@@ -3,7 +3,7 @@
 An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
 kubelet may yet start the new owner's container without asking (after its restart).
 
-It is the worker of the queue of cards (`queue`). A region whose former owner still runs, or whose
+It is the worker of the queue of cards (`queue`). A region whose earlier tenant still runs, or whose
 port somebody has open, waits; everything else goes on. What had begun stops between two regions
 when kubelet restarts.
 """
@@ -32,7 +32,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -62,11 +63,11 @@ class Scrubber:
         self._recovery = recovery
         self._queue = queue
         self._waits: dict[RegionId, str] = {}
-        self._lenders: dict[CardId, set[PodUid]] = {}
+        self._living_elsewhere: dict[CardId, set[PodUid]] = {}
         operations.ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
-        """A claim's end may leave regions of other cards dirty too, whose numbers moved."""
+        """An allocation's end may leave regions of other cards dirty too, whose numbers moved."""
         # What works on a card sees what changes, and much of that is its own doing.
         if card is not None and not self._queue.busy(card):
             self._queue.add(card)
@@ -89,27 +90,27 @@ class Scrubber:
         card = self._operations.ledger.cards.get(card_id)
         return card is not None and bool(
             self._due(card)
-            or self._owes(card)
-            or self._lent(card)
-            or self._borrowed(card)
+            or self._memory_due(card)
+            or self._tenants_elsewhere(card)
+            or self._bound_by_plugin(card)
             or self._recovery.due(card)
             or self._recovery.left_over(card)
         )
 
-    def _lent(self, card: Card) -> list[Tenancy]:
-        """Pods without a claim that have a node of the card in their hands, for another region."""
+    def _tenants_elsewhere(self, card: Card) -> list[Tenancy]:
+        """Tenancies of other regions, without an allocation, that lead to a node of the card."""
         strangers = map(self._operations.ledger.strangers, card.regions)
         return [one for of_region in strangers for one in of_region if one.left]
 
-    def _borrowed(self, card: Card) -> list[Region]:
+    def _bound_by_plugin(self, card: Card) -> list[Region]:
         """Clean regions without an owner for which the plugin bound drivers."""
         ledger = self._operations.ledger
         return [
             region
             for region in card.regions
-            if self._operations.backend.borrowed(region)
+            if self._operations.backend.bound_by_plugin(region)
             and ledger.record(region.id).condition in CLEAN
-            and ledger.region_claim(region.id) is None
+            and ledger.region_allocation(region.id) is None
             and self._may_work(region)
         ]
 
@@ -131,20 +132,20 @@ class Scrubber:
 
         It has no owner, or none of its owner's containers began yet, or as many ended as began.
         """
-        claim = self._operations.ledger.region_claim(region.id)
+        allocation = self._operations.ledger.region_allocation(region.id)
         return (
-            claim is None
-            or not claim.used
-            or self._operations.ledger.allocations.balanced(claim.device)
+            allocation is None
+            or not allocation.used
+            or self._operations.ledger.device_plugin.balanced(allocation.device)
         )
 
-    def _owes(self, card: Card) -> bool:
-        """Whether a memory debt can be paid without a scrub."""
+    def _memory_due(self, card: Card) -> bool:
+        """Whether the memory can be cleared without a scrub."""
         ledger = self._operations.ledger
         return (
             card.clears_memory
-            and card.id in ledger.debts
-            and not ledger.claims_on(card.id)
+            and card.id in ledger.memory_clear_pending
+            and not ledger.allocations_on(card.id)
             and ledger.others_clean(card, ())
             and all(map(self._may_work, card.regions))
         )
@@ -161,12 +162,12 @@ class Scrubber:
             if self._recovery.due(card):
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
-            lent = await self._end_loans(card)
+            tenants = await self._end_tenancies_elsewhere(card)
             if not self._due(card):
-                if self._owes(card):
-                    return await self._pay(card)
+                if self._memory_due(card):
+                    return await self._clear_memory(card)
                 await self._give_back(card)
-                return Outcome.WAIT if lent else Outcome.NOTHING
+                return Outcome.WAIT if tenants else Outcome.NOTHING
             blanks = await self._blanks(card)
             if not blanks:
                 return Outcome.NOTHING  # the store's change adds the card again
@@ -183,12 +184,12 @@ class Scrubber:
             card = reset
         try:
             async with AsyncExitStack() as stack:
-                life = self._queue.life
+                instance = self._queue.instance
                 held = await self._take(card, blanks, stack)
                 for region in held:
                     reports.setdefault(region.id, self._begin_report(region.id))
-                scrubbed = await self._scrub(card, blanks, held, reports, life)
-            # Closed first: whoever hears that a region is clean finds its port free.
+                scrubbed = await self._scrub(card, blanks, held, reports, instance)
+            # Closed first: who hears that a region is clean finds its port free.
             self._clean(card, scrubbed, reports, blanks, ended)
         finally:
             operations.settle(reports)
@@ -233,8 +234,8 @@ class Scrubber:
             if card.resets
             and region.id in blanks
             and (
-                (claim := ledger.region_claim(region.id)) is None
-                or not claim.used
+                (allocation := ledger.region_allocation(region.id)) is None
+                or not allocation.used
                 or ledger.tenancies.left(region.id)
             )
         )
@@ -271,7 +272,7 @@ class Scrubber:
     async def _give_back(self, card: Card) -> None:
         """Drivers that were bound for a region go when nobody has it any more."""
         operations = self._operations
-        for region in self._borrowed(card):
+        for region in self._bound_by_plugin(card):
             try:
                 await operations.workers.run(
                     card.id, partial(operations.backend.give_back, card, region)
@@ -280,17 +281,17 @@ class Scrubber:
                 # Nothing depends on it: the next owner finds them bound.
                 log.warning("drivers not given back", region=region.id, error=str(error))
 
-    async def _end_loans(self, card: Card) -> bool:
-        """Whether a node of the card is still in the hands of a pod whose claim ended."""
+    async def _end_tenancies_elsewhere(self, card: Card) -> bool:
+        """Whether a pod whose allocation ended may still open a node of the card."""
         gone: list[Tenancy] = []
         living: set[PodUid] = set()
-        for one in self._lent(card):
+        for one in self._tenants_elsewhere(card):
             if await self._operations.living([one]) is None:
                 gone.append(one)
             elif one.pod is not None:
                 living.add(one.pod)
-        self._operations.ledger.allocations.end_tenancies(gone)
-        if living - self._lenders.get(card.id, set()):
+        self._operations.ledger.device_plugin.end_tenancies(gone)
+        if living - self._living_elsewhere.get(card.id, set()):
             log.warning(
                 "a card is held back: a pod that still runs may open its regions",
                 card=card.id,
@@ -298,7 +299,7 @@ class Scrubber:
                 hint="the device numbers changed after the pod was given its node; see why its"
                 " processes do not end",
             )
-        self._lenders[card.id] = living
+        self._living_elsewhere[card.id] = living
         return bool(living)
 
     async def _take(
@@ -343,17 +344,17 @@ class Scrubber:
 
         Kubelet may tell the end of one container twice, while its successor runs.
         """
-        claim = self._operations.ledger.region_claim(region.id)
-        if claim is None or claim.pod is None or not claim.used:
+        allocation = self._operations.ledger.region_allocation(region.id)
+        if allocation is None or allocation.pod is None or not allocation.used:
             return None
-        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, claim.pod)
-        return claim.pod if runs else None
+        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, allocation.pod)
+        return allocation.pod if runs else None
 
     def _begin_report(self, region: RegionId) -> Report:
         # An owner that is there has its containers behind it, or still before it.
         ledger = self._operations.ledger
-        claim = ledger.region_claim(region)
-        pod = None if claim is None else claim.pod
+        allocation = ledger.region_allocation(region)
+        pod = None if allocation is None else allocation.pod
         return Report(region, pod=pod, former=self._operations.former(region))
 
     def _wait_for(self, region: RegionId, reason: str) -> None:
@@ -368,22 +369,22 @@ class Scrubber:
         blanks: Mapping[RegionId, _Blank],
         held: Mapping[Region, Port],
         reports: Mapping[RegionId, Report],
-        life: int,
+        instance: int,
     ) -> list[RegionId]:
         """Returns which of them were scrubbed, the card's memory included.
 
-        `life`: kubelet's, in which nobody used them. Its successor may start an owner's containers
-        without PreStart, and that it has told what is in use since says nothing of what began.
+        `instance`: of kubelet, in which nobody used them. The next one may start an owner's
+        containers without PreStart; what it has reported as in use since does not show them.
         """
         operations, ledger = self._operations, self._operations.ledger
         if not held:
             return []
         ledger.work.working(reports)
         if card.clears_memory:
-            ledger.work.set_debt(card.id, open_=True)
+            ledger.work.set_memory_clear_pending(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
-            if not self._nobody_began(life):
+            if not self._nobody_began(instance):
                 break
             blank, report = blanks[region.id], reports[region.id]
             try:
@@ -391,7 +392,7 @@ class Scrubber:
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
-        if not self._nobody_began(life):
+        if not self._nobody_began(instance):
             return []
         if done:
             try:
@@ -401,8 +402,8 @@ class Scrubber:
                 return []
         return list(done)
 
-    def _nobody_began(self, life: int) -> bool:
-        return self._queue.synced and self._queue.life == life
+    def _nobody_began(self, instance: int) -> bool:
+        return self._queue.synced and self._queue.instance == instance
 
     def _clean(
         self,
@@ -420,7 +421,7 @@ class Scrubber:
                 whole = not card.resets or region in ended
                 ledger.work.clean(region, reports[region].afu_id, blank=blanked, ended=whole)
 
-    async def _pay(self, card: Card) -> Outcome:
+    async def _clear_memory(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""
         reports = {region.id: Report(region.id) for region in card.regions}
         self._operations.begin(card, reports)
@@ -429,4 +430,8 @@ class Scrubber:
         except FpgaPluginError as error:
             log.warning("memory not cleared", card=card.id, error=str(error))
             return Outcome.NOTHING
-        return Outcome.WAIT if card.id in self._operations.ledger.debts else Outcome.DONE
+        return (
+            Outcome.WAIT
+            if card.id in self._operations.ledger.memory_clear_pending
+            else Outcome.DONE
+        )

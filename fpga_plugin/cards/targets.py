@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import Debug
+from fpga_plugin.allocation.journal.records import DebugHold
 from fpga_plugin.allocation.ledger import MAY_COME_BACK, card_of
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.functions import assign_functions
@@ -28,7 +28,7 @@ from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.clocks import check_asked
 from fpga_plugin.cards.debugging import Debugging
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import Kept, Want
+from fpga_plugin.cards.prepare import FunctionTarget, ProgramTarget
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.errors import (
     CardGoneError,
@@ -37,15 +37,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import (
-    AfuId,
-    BitstreamId,
-    DeviceId,
-    InterfaceId,
-    RegionId,
-    ResourceName,
-    known_resource,
-)
+from fpga_plugin.ids import AfuId, BitstreamId, DeviceId, InterfaceId, RegionId, known_resource
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import UnknownVariables
 
 log = structlog.get_logger()
@@ -54,14 +47,14 @@ _MAX_AT_ONCE = 1000
 """Variables that are parsed within some milliseconds."""
 
 
-class Wants:
-    """Belongs to the event loop.
+class Targets:
+    """See the module.
 
     Args:
         operations: has the ledger and the backend.
         store: where bitstreams come from.
         reads: of cards that may not answer.
-        recorder: is told of variables that mean nothing.
+        recorder: is notified of variables that mean nothing.
         unknown: what is done about those.
         debugging: what pods' annotations ask for; None: they are not read.
     """
@@ -84,9 +77,11 @@ class Wants:
         self._store = store
         self._reads = reads
 
-    async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
+    async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
         """What the pod wants of its regions should the container fail."""
-        return None if self._debugging is None else await self._debugging.wish(identity, devices)
+        return (
+            None if self._debugging is None else await self._debugging.requested(identity, devices)
+        )
 
     def named(self, error: FpgaPluginError) -> FpgaPluginError:
         """The same error for people: with what the store's manifest calls the ids in it.
@@ -151,7 +146,7 @@ class Wants:
         requests: tuple[FpgaRequest, ...],
         *,
         resources: Collection[ResourceName] = (),
-    ) -> dict[RegionId, Want | Kept | None]:
+    ) -> dict[RegionId, ProgramTarget | FunctionTarget | None]:
         """What the regions of these devices are to become; None: blank.
 
         `resources`: all that the container has, as far as it is known.
@@ -177,38 +172,43 @@ class Wants:
                 if request is not None:
                     await self._check_limits(region_id, request)
             return {
-                region_id: Kept(function[1], DriverSettings() if one is None else one.settings)
+                region_id: FunctionTarget(
+                    function[1], DriverSettings() if one is None else one.settings
+                )
                 for region_id, one in kept.items()
             }
         return dict(await self.exactly(assign(requests, targets)))
 
     async def exactly(
         self, requests: Mapping[RegionId, FpgaRequest | None]
-    ) -> dict[RegionId, Want | None]:
+    ) -> dict[RegionId, ProgramTarget | None]:
         """What regions are to become of which each one's request is known; None: blank.
 
         Raises:
             FpgaPluginError: see `of`.
         """
-        wants: dict[RegionId, Want | None] = {}
+        targets: dict[RegionId, ProgramTarget | None] = {}
         loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
         for region_id, request in requests.items():
             if request is None:
-                wants[region_id] = None
+                targets[region_id] = None
                 continue
             card = await self._check_limits(region_id, request)
             name = (request.interface_id, request.file_id)
             if name not in loaded:
                 loaded[name] = await self._store.load(*name, card.takes)
             check_asked(region_id, request.settings.clock, loaded[name])
-            wants[region_id] = Want(loaded[name], request.settings)
-        return wants
+            targets[region_id] = ProgramTarget(loaded[name], request.settings)
+        return targets
 
     def _function(self, devices: tuple[DeviceId, ...]) -> tuple[InterfaceId, AfuId] | None:
         """What the call's regions hold, where they are handed over with it."""
         for device in devices:
-            claim = self._ledger.claims.get(device)
-            if claim is not None and (resource := known_resource(claim.resource)) is not None:
+            allocation = self._ledger.allocations.get(device)
+            if (
+                allocation is not None
+                and (resource := known_resource(allocation.resource)) is not None
+            ):
                 afu_id = resource.afu_id
                 return None if afu_id is None else (resource.interface_id, afu_id)
         return None

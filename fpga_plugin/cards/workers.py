@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class CardWorkers:
-    """Locks and threads of the cards; belongs to the event loop.
+    """Locks and threads of the cards.
 
     Args:
-        programming: is told which regions have work in flight that the process's death would not
-            stop; before the first and after the last of it.
+        programming: is notified which regions have work in flight that the process's death would
+            not stop; before the first and after the last of it.
     """
 
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:

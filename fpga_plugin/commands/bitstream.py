@@ -227,7 +227,7 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
         run=actions.sign_files,
         summary="sign files, or write the store's manifest",
         description="Write FILE.sig beside each FILE: an Ed25519 signature of what is in it and of"
-        " its place in the store, <interface id>/<name>. In a store the path of FILE tells the"
+        " its place in the store, <interface id>/<name>. In a store the path of FILE shows the"
         " place, elsewhere the ids in it do. A blank bitstream's own signature does not suffice: it"
         " needs a signed manifest. With --manifest, write manifest.json of all that is in the"
         " store, and with --key its signature too. A new manifest revokes what the one before it"
@@ -288,7 +288,7 @@ def _add_forget(commands: "Subparsers") -> None:
         summary="forget which signed manifests this node has seen",
         description="Forget which signed manifests this node has seen, and what they named. The"
         " plugin of this node then believes the next signed manifest, whatever its version, and"
-        " trusts signed files that an earlier one named. For a store that begins anew: first put"
+        " trusts signed files that an earlier one named. For a store that begins again: first put"
         " the right manifest there, or remove it, or the plugin notes the one that it finds.",
         example="fpga-plugin bitstream forget",
     )

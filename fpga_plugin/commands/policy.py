@@ -75,7 +75,7 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
         help="make a ValidatingAdmissionPolicy of the file",
         description="Print a ValidatingAdmissionPolicy and its binding, which refuse the pods\n"
         "that the policy does not allow when they are created (Kubernetes 1.30 and\n"
-        "later). The plugin checks again; make it anew whenever the policy changes.",
+        "later). The plugin checks again; make it again whenever the policy changes.",
         epilog="example:\n  fpga-plugin policy admission --file policy.yaml | kubectl apply -f -",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -3,10 +3,11 @@
 `python -m fpga_plugin.commands.schemas DIRECTORY` writes them; `make docs` does.
 """
 
+import inspect
 import json
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -31,7 +32,19 @@ SCHEMAS: Final = {
 def text(name: str) -> str:
     """One of them, as it is published."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return json.dumps(dialect | msgspec.json.schema(SCHEMAS[name]), indent=1) + "\n"
+    return json.dumps(dialect | _cleaned(msgspec.json.schema(SCHEMAS[name])), indent=1) + "\n"
+
+
+def _cleaned(schema: Any) -> Any:
+    """With docstrings as they are meant: Python keeps their indentation before 3.13."""
+    if isinstance(schema, list):
+        return [_cleaned(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    cleaned = {name: _cleaned(of) for name, of in schema.items()}
+    if isinstance(said := cleaned.get("description"), str):
+        cleaned["description"] = inspect.cleandoc(said)
+    return cleaned
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def add_status_parser(commands: "Commands") -> None:
     status.add_argument(
         "--history",
         action="store_true",
-        help="what happened last: claims, programmings, scrubs and refusals of each region",
+        help="what happened last: allocations, programmings, scrubs and refusals of each region",
     )
-    status.add_argument("--watch", action="store_true", help="show it anew when it changes")
+    status.add_argument("--watch", action="store_true", help="show it again when it changes")
     status.add_argument(
         "--find",
         metavar="TEXT",

@@ -77,7 +77,7 @@ def rules(
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
     allow(filter(os.path.isdir, cdi_dirs), OWN)
     if settings.mode is Mode.DRA:
-        allow((settings.cdi_dir,), OWN)
+        allow((settings.cdi_dir, os.path.join(_driver(settings), "metadata")), OWN)
     elif claims and os.path.isdir(settings.kubelet_root):
         # Kubelet replaces its record of claims by a rename: a rule for the file ends with it.
         allow((settings.kubelet_root,), READ)
@@ -91,7 +91,7 @@ def rules(
     allow(_host_bridges(root), WRITE)
     allow((settings.dev_root,), DEVICES)
     if settings.recovery is RecoveryPolicy.REBIND or rebinds:
-        # Not dfl-pci's directory alone: a module that is loaded anew has another one.
+        # Not dfl-pci's directory alone: a module that is loaded again has another one.
         allow((os.path.join(root, "bus/pci/drivers"),), WRITE)
     return allowed, unreached
 
@@ -99,8 +99,13 @@ def rules(
 def registry(settings: Settings) -> Iterator[str]:
     """Where sockets lie by which kubelet finds a DRA driver."""
     if settings.mode is Mode.DRA:
-        yield os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
+        yield _driver(settings)
         yield os.path.join(settings.kubelet_root, "plugins_registry")
+
+
+def _driver(settings: Settings) -> str:
+    """What is a DRA driver's own in kubelet's root directory."""
+    return os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
 
 
 def _python() -> Iterator[str]:
@@ -164,7 +169,7 @@ def _kubeconfig(path: str) -> Iterator[str]:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return  # whoever asks the API server is told what is wrong with it
+        return  # whoever asks the API server is notified what is wrong with it
     for named in sorted(set(_files_named(content))):
         yield os.path.dirname(os.path.join(directory, named))
 

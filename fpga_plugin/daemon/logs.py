@@ -27,8 +27,8 @@ FOREIGN_LOGGERS: Final = ("asyncio", "grpclib", "h2")
 """Libraries whose own logs are known to matter; they are set to WARNING whatever was set before."""
 
 _TOLD: Final = frozenset({("grpclib.server", "Failed to handle cancellation")})
-"""What libraries log beside a line of ours that tells the same: here that a caller went away in the
-turn in which its call was refused, with a traceback."""
+"""What libraries log beside a line of ours that reports the same: here that a caller went away in
+the turn in which its call was refused, with a traceback."""
 
 _MAX_FRAMES = 20
 _FIRST = ("timestamp", "level", "event")

@@ -15,7 +15,7 @@ import structlog
 
 from fpga_plugin.allocation.journal.journal import JOURNAL_FILE, Journal
 from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker, Served
-from fpga_plugin.allocation.journal.records import Epoch
+from fpga_plugin.allocation.journal.records import Fact
 from fpga_plugin.build import check_state_dir, log_settings, open_hardware, open_policy
 from fpga_plugin.daemon.confinement import confine
 from fpga_plugin.errors import BackgroundFailedError
@@ -23,9 +23,9 @@ from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.host.locks import LOCK_DIRECTORY, NodeLocks, acquire_locks
 from fpga_plugin.host.ticks import tick
 from fpga_plugin.ids import CardId
-from fpga_plugin.observability.historian import Historian
+from fpga_plugin.observability.history_writer import HistoryWriter
 from fpga_plugin.observability.listeners import Listeners
-from fpga_plugin.observability.survey import Observer, Survey
+from fpga_plugin.observability.status_context import Observer, StatusContext
 from fpga_plugin.plugin import (
     Plugin,
     check_link,
@@ -80,7 +80,7 @@ class Daemon:
 
     Args:
         settings: all of them.
-        observer: is told of each of kubelet's calls, and of each scrub and preparation.
+        observer: is notified of each of kubelet's calls, and of each scrub and preparation.
         confined: the process is the plugin's own: it takes from itself what the plugin does not
             need, once the hardware is open.
     """
@@ -89,7 +89,7 @@ class Daemon:
         self, settings: Settings, *, observer: Observer | None = None, confined: bool = False
     ) -> None:
         self.settings = settings
-        self.survey = Survey(settings, observer)
+        self.context = StatusContext(settings, observer)
         self.failed = False
         self._confined = confined
         self._status: Listeners | None = None
@@ -123,11 +123,11 @@ class Daemon:
         check_link(settings)
         check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
-        self._status = Listeners(self.survey)
+        self._status = Listeners(self.context)
         self._status.start()
-        self.survey.phase = "waiting for another plugin on this node to end"
+        self.context.phase = "waiting for another plugin on this node to end"
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
-        self.survey.phase = "starting"
+        self.context.phase = "starting"
         self._status.locked()
         journal = self._journal = _open_journal(settings)
         hardware = open_hardware(settings, owner=True)
@@ -137,16 +137,18 @@ class Daemon:
         self._events = hardware.events
         self._events.start(self._hardware_changed)
         if self._confined:
-            self.survey.sandbox = confine(
+            self.context.sandbox = confine(
                 settings,
                 rebinds=bool(journal.snapshot.rebinding),
                 claims=bool(
                     journal.doubt
-                    or journal.snapshot.holders
-                    or Epoch.CLAIMS in journal.snapshot.epochs
+                    or journal.snapshot.claim_owners
+                    or Fact.RESOURCE_CLAIMS in journal.snapshot.facts
                 ),
                 cdi_dirs={
-                    os.path.dirname(one.file) for one in journal.snapshot.holders.values() if one
+                    os.path.dirname(one.file)
+                    for one in journal.snapshot.claim_owners.values()
+                    if one
                 },
             )
         boot_id = await asyncio.to_thread(hardware.backend.boot_id)
@@ -158,17 +160,19 @@ class Daemon:
             policy=self._policy,
             programming=self._locks.set_programming,
         )
-        link = open_link(settings, self.survey.called)
-        historian = self.survey.historian = Historian(ledger, node.pods.known, journal)
-        plugin = self._plugin = Plugin(settings, node, ledger, link, self.survey)
+        link = open_link(settings, self.context.called)
+        history_writer = self.context.history_writer = HistoryWriter(
+            ledger, node.pods.known, journal
+        )
+        plugin = self._plugin = Plugin(settings, node, ledger, link, self.context)
         await plugin.start()
-        self.survey.plugin = plugin
+        self.context.plugin = plugin
         self._tasks = [
             asyncio.create_task(self._supervised(work), name=name)
             for name, work in {
                 **plugin.work(),
                 "journal": self._fold(journal),
-                "history": historian.run(),
+                "history": history_writer.run(),
             }.items()
         ]
         return plugin
@@ -188,7 +192,7 @@ class Daemon:
             await asyncio.to_thread(journal.checkpoint)
 
     async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
-        """A background task that fails ends the process: kubelet's DaemonSet starts it anew."""
+        """A background task that fails ends the process: kubelet's DaemonSet starts it again."""
         try:
             await work
         except asyncio.CancelledError:
@@ -208,8 +212,8 @@ class Daemon:
                 watcher.close()
         if self._plugin is not None:
             await self._plugin.close()
-        if self.survey.historian is not None:
-            self.survey.historian.close()
+        if self.context.history_writer is not None:
+            self.context.history_writer.close()
         if self._journal is not None:
             self._journal.close()
         if self._locks is not None:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.messages.v1beta1 import ContainerAllocateResponse
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 FILE_NAME = "kubelet_internal_checkpoint"
 

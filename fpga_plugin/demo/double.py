@@ -25,10 +25,10 @@ from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1
 from fpga_plugin.kubernetes.messages.v1beta1 import ContainerAllocateResponse
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class KubeletDouble(PluginManager):
             directory: kubelet's device plugin directory.
             profile: see `EXTENDED`, `FORK` and `STOCK`.
             podresources_path: where to serve PodResources v1 List; None: nowhere.
-            on_list: is told of every list as it comes.
+            on_list: is notified of every list as it comes.
         """
         super().__init__(directory, on_list=on_list)
         self.profile = profile

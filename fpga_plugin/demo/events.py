@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
 from fpga_plugin.cards.reports import Report
-from fpga_plugin.ids import AfuId, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 
 JsonObject: TypeAlias = dict[str, Any]
 

@@ -124,7 +124,7 @@ async def running_node(
     Args:
         store: where bitstreams come from.
         kinds: interface ids of the cards.
-        recorder: is told of everything.
+        recorder: is notified of everything.
         verbose: the plugin's log goes to standard error; else nowhere.
         address: where to serve page and metrics; empty: nowhere.
 

@@ -13,7 +13,8 @@ from typing import Final, Protocol, TextIO
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
-from fpga_plugin.ids import Resource, ResourceKind, ResourceName
+from fpga_plugin.ids import Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 
 _CLOCK: Final = 9
 _KIND: Final = 12

@@ -22,7 +22,6 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages.v1beta1 import (
@@ -42,6 +41,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 PRESTART_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""
@@ -123,7 +123,7 @@ class PluginManager(RegistrationBase):
 
         Args:
             directory: is made if it is not there.
-            on_list: is told of every list as it comes.
+            on_list: is notified of every list as it comes.
         """
         self.directory = directory
         self.lists: dict[ResourceName, DeviceList] = {}
@@ -251,7 +251,7 @@ class PluginManager(RegistrationBase):
         No list is passed over, however quickly they follow each other.
 
         Raises:
-            TimeoutError: none came in `timeout` seconds; tells the last one.
+            TimeoutError: none came in `timeout` seconds; reports the last one.
         """
         present = self.lists.get(resource)
         if present is not None and predicate(present):

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 
 def new_uid() -> PodUid:

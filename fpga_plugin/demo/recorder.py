@@ -2,7 +2,7 @@
 
 It listens where the daemon itself does: the ledger for regions, the lists that kubelet got, the
 calls that were answered, the reports of work. Nothing here may fail: the ledger is in the middle of
-a step when it tells.
+a step when it reports.
 """
 
 import time
@@ -16,14 +16,15 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
 from fpga_plugin.demo.plugins import DeviceList
-from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 
 Sink = Callable[[float, Event], None]
 """Takes seconds since the start, and the event; must not raise."""
 
 
 class Recorder:
-    """Belongs to the event loop.
+    """See the module.
 
     Attributes:
         regions: each region as it is now.

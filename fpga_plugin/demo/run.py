@@ -174,7 +174,7 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
     if real := made_for_real_cards(kinds, entries):
         _note(
             f"{ids(real)}: made for real cards. A simulated one shows the first 16 bytes of an"
-            " image as its AFU id, so programming these will fail (bitstreams/README.md tells how"
+            " image as its AFU id, so programming these will fail (bitstreams/README.md says how"
             " the samples are made)"
         )
     shown = options.pod or ("the KEP" if options.cards == "pac" else "the one for Alveo cards")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 class UnschedulableError(FpgaPluginError):

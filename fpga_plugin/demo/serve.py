@@ -20,13 +20,8 @@ from fpga_plugin.demo.node import RESOURCE_PREFIX, Node
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import (
-    AfuId,
-    InterfaceId,
-    Resource,
-    ResourceKind,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 
 ARRIVAL: Final = 2.0
 """Seconds between two pods."""
@@ -64,7 +59,7 @@ async def url(node: Node) -> str:
     """
     try:
         async with asyncio.timeout(ADDRESS_SECONDS):
-            while not (served := node.served()):  # noqa: ASYNC110  # nothing tells of it
+            while not (served := node.served()):  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise ServeError(
@@ -121,7 +116,7 @@ def _pods(interface_id: InterfaceId, afus: list[AfuId]) -> Iterator[DemoPod]:
             env = {}
         elif role != "refused":
             env["FPGA_AFU_1"] = next(images)
-        resource = card if role == "card" else region
+        resource = ResourceName(card if role == "card" else region)
         yield DemoPod(
             name=f"{role}-{number}",
             namespace=_TEAMS[number % len(_TEAMS)],

@@ -1,7 +1,7 @@
 """The story: a pod's life on a node, from what is advertised before it to what is after it.
 
 It does what a cluster would do, in kubelet's order, and explains itself. What the plugin does
-meanwhile is told by the recorder.
+meanwhile is reported by the recorder.
 """
 
 import asyncio
@@ -23,9 +23,10 @@ from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import FpgaPluginError, quote
-from fpga_plugin.ids import RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 
 RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""
@@ -99,8 +100,8 @@ class Story:
         pod = self.manifest.pod
         self.output.heading(
             "The pod is admitted: kubelet picks devices, the plugin grants them",
-            "Allocate only claims: it must answer in milliseconds. What the claim makes impossible"
-            " disappears from the lists.",
+            "Allocate only records who has what: it must answer in milliseconds. What that makes"
+            " impossible disappears from the lists.",
         )
         try:
             await self.node.kubelet.admit(pod)
@@ -155,7 +156,7 @@ class Story:
         )
         self.output.heading(
             f"{'The container restarts' if len(running) == 1 else 'The containers restart'}{aside}:"
-            " programmed anew",
+            " programmed again",
             "A container that crashed may have left anything on its region. The removal of the old"
             " container is told late, and must not disturb the new one.",
         )
@@ -170,8 +171,8 @@ class Story:
         kubelet, pod = self.node.kubelet, self.manifest.pod
         self.output.heading(
             f"{title}: its regions are scrubbed and given back",
-            "PostStopContainer: no container is left, the scrub may begin. Deallocate: the claim"
-            " ends, and what it hid is shown again.",
+            "PostStopContainer: no container is left, the scrub may begin. Deallocate: the"
+            " allocation ends, and what it hid is shown again.",
         )
         for container in started:
             await self._poststop(container)
@@ -254,15 +255,19 @@ class Story:
             if not all(record.condition in CLEAN | {Condition.FAULTED} for record in records):
                 return False
             clean = all(record.condition in CLEAN for record in records)
-            if clean and card.id in ledger.debts and not ledger.claims_on(card.id):
+            if (
+                clean
+                and card.id in ledger.memory_clear_pending
+                and not ledger.allocations_on(card.id)
+            ):
                 return False
         return True
 
     @property
-    def _calls(self) -> ClaimService:
+    def _calls(self) -> DevicePluginService:
         api = self.node.plugin.device_plugin
         assert api is not None, "the demo serves the device plugin API"
-        return api.claims
+        return api.calls
 
     async def _kubelet_has_lists(self) -> None:
         """Kubelet's lists are the plugin's."""

@@ -4,7 +4,7 @@ Kubelet can lose a resource while its stream is open, and says nothing: 1.27 to 
 the late end of an old connection for the end of the new one (kubernetes/kubernetes issue 127803).
 The node then offers no devices, and stays so. So what kubelet counts as sound
 (GetAllocatableResources) is compared with what it was sent. A list that is on its way differs for a
-moment; what differs look after look is lost, and registering the resource anew mends that.
+moment; what differs look after look is lost, and registering the resource again mends that.
 
 It is looked at for as long as something may have changed, a registration or a list: that is when
 kubelet can lose one. Where nothing happens it is not asked, whoever has devices.
@@ -17,12 +17,12 @@ import structlog
 
 from fpga_plugin.allocation.link import Link
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.kubelet.podresources import (
     NoListReason,
     PodResourcesClient,
     PodResourcesError,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 log = structlog.get_logger()
 
@@ -36,17 +36,17 @@ GIVE_UP: Final = 10
 """Looks in a row without an answer, after which the looking ends until something changes."""
 
 MOST_DOUBLINGS: Final = 8
-"""Each time that registering anew did not help, the next is twice as many looks away."""
+"""Each time that registering again did not help, the next is twice as many looks away."""
 
 SHOWN: Final = 4
 """Devices of a difference that the log names."""
 
 
 class AllocatableCheck:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        link: knows what kubelet was sent, and registers a resource anew.
+        link: knows what kubelet was sent, and registers a resource again.
         podresources: asks kubelet what it knows; None: it is not asked.
     """
 
@@ -58,7 +58,7 @@ class AllocatableCheck:
         self._unanswered = 0
         self._differing: Counter[ResourceName] = Counter()
         self._tries: Counter[ResourceName] = Counter()
-        self.mended = 0  # how often a resource was registered anew
+        self.mended = 0  # how often a resource was registered again
 
     @property
     def due(self) -> bool:
@@ -66,7 +66,7 @@ class AllocatableCheck:
         return self._served and self._left > 0
 
     def new_kubelet(self) -> None:
-        """Another life of kubelet, which may be another version."""
+        """Another kubelet instance, which may be another version."""
         self._served = self._podresources is not None
         self._differing.clear()
         self._tries.clear()
@@ -121,7 +121,7 @@ class AllocatableCheck:
         self._tries[resource] += 1
         self.mended += 1
         log.warning(
-            "kubelet has lost the resource's devices: registering anew",
+            "kubelet has lost the resource's devices: registering again",
             resource=resource,
             missing=len(sent - known),
             surplus=len(known - sent),

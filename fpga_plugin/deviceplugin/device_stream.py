@@ -5,7 +5,7 @@ list alone: changes that come in a burst, or while kubelet does not read, cost o
 writes a checkpoint for each, and a thousand regions that are scrubbed at start are a thousand
 changes: so after a number of messages without a delay there is one between each two. The
 stream is also how kubelet's interest is known: it never opens it again by itself, so its end means
-that the resource has to be registered anew.
+that the resource has to be registered again.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from grpclib.server import Stream
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import ClaimService
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.deviceplugin.service import DevicePluginService
+from fpga_plugin.kubernetes.names import ResourceName
 
 PAUSE = 0.02
 """Seconds between two lists on a stream, on average over a long row of changes."""
@@ -48,10 +48,12 @@ class DeviceStreams:
         lost: set when, after that, the last stream ended.
     """
 
-    def __init__(self, resource: ResourceName, calls: ClaimService, lives: Reconciler) -> None:
+    def __init__(
+        self, resource: ResourceName, calls: DevicePluginService, reconciler: Reconciler
+    ) -> None:
         self._resource = resource
         self._calls = calls
-        self._lives = lives
+        self._reconciler = reconciler
         self._cursors: set[_Cursor] = set()
         self._log = _log.bind(resource=resource)
         self.opened = asyncio.Event()
@@ -113,6 +115,6 @@ class DeviceStreams:
     def _open(self) -> None:
         self.opened.set()
         try:
-            self._lives.stream_opened(self._resource)
+            self._reconciler.stream_opened(self._resource)
         except Exception:  # noqa: BLE001  # a defect behind must not cost kubelet its list
             self._log.exception("unexpected error when a stream opened")

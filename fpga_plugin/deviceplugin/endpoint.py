@@ -1,8 +1,8 @@
 """One life of one resource's server: a socket of its own, from binding to the last byte.
 
-It listens before kubelet is told of it. When it ends, everything of it ends: kubelet's connections
-are closed and the handlers awaited, because kubelets mix up a new registration with an old stream
-that ends later (kubernetes/kubernetes issues 121994 and 127803).
+It listens before kubelet is notified of it. When it ends, everything of it ends: kubelet's
+connections are closed and the handlers awaited, because kubelets mix up a new registration with an
+old stream that ends later (kubernetes/kubernetes issues 121994 and 127803).
 """
 
 import asyncio
@@ -13,12 +13,12 @@ import structlog
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
+from fpga_plugin.kubernetes.names import ResourceName
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""
@@ -37,14 +37,14 @@ class Endpoint:
     def __init__(
         self,
         resource: ResourceName,
-        calls: ClaimService,
+        calls: DevicePluginService,
         directory: str,
         *,
-        lives: Reconciler,
+        reconciler: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self.name = ""
-        self.streams = DeviceStreams(resource, calls, lives)
+        self.streams = DeviceStreams(resource, calls, reconciler)
         self._resource = resource
         self._calls = calls
         self._directory = directory

@@ -26,10 +26,10 @@ milliseconds; what it sends late is why it has to be waited for."""
 
 
 class StockEnvironment:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        pods: tells pods.
+        pods: reports pods.
         cgroups: tell whether a pod keeps its sandbox where its status does not; None: nothing does.
         settle: see `SETTLE`.
     """
@@ -62,7 +62,7 @@ class StockEnvironment:
         """
         if identity.pod is None:
             raise NoSourceError(
-                "kubelet sent no environment, and its checkpoint does not tell which pod holds"
+                "kubelet sent no environment, and its checkpoint does not say which pod holds"
                 f" {', '.join(devices)}",
                 hint="mount kubelet's directory, and set FPGA_PLUGIN_KUBELET_DIR to it; the log has"
                 " the details",
@@ -99,7 +99,7 @@ class StockEnvironment:
             self._next.refused(identity, devices, words)
 
     def new_kubelet(self) -> None:
-        """Another life of kubelet: it starts containers without PreStart until we register."""
+        """Another kubelet instance: it starts containers without PreStart until we register."""
         self._pods.new_kubelet()
         if self._next is not None:
             self._next.new_kubelet()

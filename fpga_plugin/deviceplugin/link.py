@@ -9,12 +9,12 @@ from functools import partial
 
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.registration import Registration, ResourceStatus, Timing
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.host.instruments import Labels
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""
@@ -30,7 +30,7 @@ class KubeletLink:
         kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
             service waits for it and says so in `status`; call `sockets.check_directory` first to
             refuse the start instead.
-        on_call: is told of every answered call.
+        on_call: is notified of every answered call.
         timing: limits and delays.
     """
 
@@ -44,7 +44,7 @@ class KubeletLink:
         self._on_call = on_call
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
-        self._calls: ClaimService | None = None
+        self._calls: DevicePluginService | None = None
         self._registrations: dict[ResourceName, Registration] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -59,16 +59,16 @@ class KubeletLink:
         """How often the stream of each resource was opened."""
         return [((name,), one.opened) for name, one in self._registrations.items() if one.opened]
 
-    async def start(self, calls: ClaimService, lives: Reconciler) -> None:
+    async def start(self, calls: DevicePluginService, reconciler: Reconciler) -> None:
         """Begin to serve; returns before kubelet has heard of it.
 
         Args:
             calls: what kubelet's calls do.
-            lives: is told of each life of kubelet.
+            reconciler: is notified of each kubelet instance.
         """
         remove_stale_sockets(self._directory.path)
         self._directory.start()
-        add = partial(self._add_resources, calls, lives)
+        add = partial(self._add_resources, calls, reconciler)
         self._calls = calls
         self._unsubscribe = calls.subscribe(add)
         add()
@@ -102,7 +102,7 @@ class KubeletLink:
         }
 
     def reregister(self, resource: ResourceName) -> None:
-        """Register a resource anew, on another socket."""
+        """Register a resource again, on another socket."""
         if (registration := self._registrations.get(resource)) is not None:
             registration.renew("kubelet has lost its devices")
 
@@ -117,7 +117,7 @@ class KubeletLink:
                 return
             await asyncio.sleep(ANNOUNCE_POLL)
 
-    def _add_resources(self, calls: ClaimService, lives: Reconciler) -> None:
+    def _add_resources(self, calls: DevicePluginService, reconciler: Reconciler) -> None:
         for resource in calls.resources():
             if resource in self._registrations:
                 continue
@@ -126,7 +126,7 @@ class KubeletLink:
                 calls,
                 self._directory,
                 timing=self._timing,
-                lives=lives,
+                reconciler=reconciler,
                 on_call=self._on_call,
             )
             self._registrations[resource] = registration

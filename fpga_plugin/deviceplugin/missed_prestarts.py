@@ -7,10 +7,10 @@ as a rule its own bitstream as its predecessor left it, or a blank region; but w
 left, if that pod had not ended for certain by the time of the restart. Nothing can be done for it
 behind its back, so it is reported, and which of the two it is.
 
-When it began tells it from the others: after the birth of kubelet's socket, before kubelet opened
-the stream of the resource. A status has whole seconds: what began in the second of that birth may
-have begun before it, with a PreStart, and is not told. Nor is a container that began between two
-restarts of kubelet, both of them while the plugin was away.
+When it began distinguishes it from the others: after the birth of kubelet's socket, before kubelet
+opened the stream of the resource. A status has whole seconds: what began in the second of that
+birth may have begun before it, with a PreStart, and is not told. Nor is a container that began
+between two restarts of kubelet, both of them while the plugin was away.
 """
 
 import asyncio
@@ -26,8 +26,9 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 if TYPE_CHECKING:
     from fpga_plugin.kubernetes.pod import Pod  # only where a pod was told
@@ -39,17 +40,17 @@ LOOKS: Final = (0.0, 5.0, 15.0)
 API server's copy of it more so."""
 
 SOCKET: Final = "kubelet.sock"
-"""In kubelet's device plugin directory; as old as this life of kubelet."""
+"""In kubelet's device plugin directory; as old as this kubelet instance."""
 
 
 class MissedPreStarts:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        ledger: knows the claims.
-        pods: tells who holds what, and pods as they are now.
+        ledger: knows the allocations.
+        pods: reports who holds what, and pods as they are now.
         kubelet_dir: where kubelet's socket is.
-        recorder: is told of each that was found.
+        recorder: is notified of each that was found.
         looks: see `LOOKS`.
     """
 
@@ -75,19 +76,21 @@ class MissedPreStarts:
         self.found: set[tuple[PodUid, str, int]] = set()
 
     def new_kubelet(self) -> None:
-        """Another life of kubelet: containers start without PreStart as of its birth."""
+        """Another kubelet instance: containers start without PreStart as of its birth."""
         self.close()
         self._new = True
         self._opened.clear()
         self.found.clear()
-        self._before = {device: self._ledger.activity[device] for device in self._ledger.claims}
+        self._before = {
+            device: self._ledger.activity[device] for device in self._ledger.allocations
+        }
         self._unscrubbed = frozenset(
             device
-            for device, claim in self._ledger.claims.items()
-            if not claim.started
+            for device, allocation in self._ledger.allocations.items()
+            if not allocation.started
             and any(
                 self._ledger.record(region).condition not in {*CLEAN, Condition.PROGRAMMED}
-                for region in claim.grants
+                for region in allocation.grants
             )
         )
 
@@ -98,10 +101,10 @@ class MissedPreStarts:
     def look(self) -> None:
         """Kubelet has told what is in use: look for such containers, in the background.
 
-        Of a kubelet that the journal knows the plugin's last life answered the PreStarts.
+        Of a kubelet that the journal knows the plugin's last run answered the PreStarts.
         """
         self.close()
-        if self._new and self._ledger.claims:
+        if self._new and self._ledger.allocations:
             self._task = asyncio.create_task(self._run(), name="containers without PreStart")
 
     def close(self) -> None:
@@ -152,10 +155,10 @@ class MissedPreStarts:
         return problem
 
     def _may_have_run(self, text: str) -> bool:
-        """Whether the device has a claim from before, and no PreStart came since."""
+        """Whether the device has an allocation from before, and no PreStart came since."""
         device = DeviceId(text)
-        claims, activity = self._ledger.claims, self._ledger.activity
-        return device in claims and activity[device] == self._before.get(device, 0)
+        allocations, activity = self._ledger.allocations, self._ledger.activity
+        return device in allocations and activity[device] == self._before.get(device, 0)
 
     def _judge(self, uid: PodUid, pod: "Pod", entries: list[CheckpointEntry], birth: float) -> None:
         for entry in entries:
@@ -181,6 +184,6 @@ class MissedPreStarts:
                 " on the region: delete the pod"
                 if unscrubbed
                 else "kubelet restarted without PreStart; its region was neither scrubbed nor"
-                " programmed anew: restart the container if that matters",
+                " programmed again: restart the container if that matters",
             )
             self._recorder.missed_prestart(pod, entry.container, entry.devices, unscrubbed)

@@ -17,8 +17,9 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin import turn
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import Pod, Run
 
 KEPT_PODS: Final = 512
@@ -50,7 +51,7 @@ class _Trail:
     older: bool = False
 
     def forget(self) -> None:
-        """All begins anew."""
+        """All begins again."""
         self.starts.clear()
         self.before.clear()
         self.refusals.clear()
@@ -80,8 +81,8 @@ class _Proof:
         holders: in the order of their starts.
         words: of the last refusals.
         last: the last PreStart that succeeded for these devices.
-        trail: tells whether the pod may have another sandbox since.
-        untold: nothing tells whether the pod has its sandbox.
+        trail: reports whether the pod may have another sandbox since.
+        untold: nothing reports whether the pod has its sandbox.
     """
 
     holders: Sequence[ContainerRequests]
@@ -102,10 +103,10 @@ class _Proof:
 
 
 class NextContainer:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        pods: tells pods.
+        pods: reports pods.
         cgroups: tell whether a pod keeps its sandbox where its status does not; None: nothing does.
         settle: seconds for which a lagging status has to say the same.
     """
@@ -222,7 +223,7 @@ def _unproved(
         f" which of them starts (question {os.urandom(4).hex()})",
         hint="kubelet tries again in about 10 s, and the pod's status names the container then"
         if sandbox_seen
-        else "this kubelet (before Kubernetes 1.29) does not tell whether the pod has its"
+        else "this kubelet (before Kubernetes 1.29) does not say whether the pod has its"
         " sandbox, and its cgroups are not seen (FPGA_PLUGIN_CGROUP_ROOT): let all of its"
         " containers ask for the same",
     )

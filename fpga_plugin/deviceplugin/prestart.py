@@ -16,8 +16,8 @@ import structlog
 
 from fpga_plugin.allocation.calls import Caller
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Debug, RegionRecord
-from fpga_plugin.allocation.lease import Lease, claim_ended
+from fpga_plugin.allocation.journal.records import DebugHold, RegionRecord
+from fpga_plugin.allocation.lease import Lease, allocation_ended
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.recorder import EventRecorder
@@ -26,26 +26,17 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.cards.handover import last_look
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import Plan, Preparer, Want
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import (
     FpgaPluginError,
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.ids import (
-    AfuId,
-    CardId,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    Resource,
-    ResourceKind,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId, Resource, ResourceKind
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 
@@ -82,7 +73,7 @@ class _Preparation:
     """Work for one PreStart; outlives the call.
 
     Attributes:
-        asked: what else than the plan's lease and life of kubelet makes a later PreStart the same:
+        asked: what else than the plan's lease and kubelet instance makes a later PreStart the same:
             who asks, and what for.
     """
 
@@ -95,23 +86,23 @@ class _Preparation:
 
 
 class PreStarts:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and pods' cgroups.
         preparer: does the work on the regions.
-        wants: tells what a container's requests mean for them.
-        pods: tells who asks.
-        envs: tells what the container asks for, where kubelet does not send it.
+        targets: reports what a container's requests mean for them.
+        pods: reports who asks.
+        envs: reports what the container asks for, where kubelet does not send it.
         permission: the operator's policy.
-        recorder: is told of refusals.
+        recorder: is notified of refusals.
     """
 
     def __init__(
         self,
         operations: CardOperations,
         preparer: Preparer,
-        wants: Wants,
+        targets: Targets,
         *,
         pods: PodDirectory,
         envs: StockEnvironment,
@@ -121,7 +112,7 @@ class PreStarts:
         self._ledger = operations.ledger
         self._cgroups = operations.cgroups
         self._preparer = preparer
-        self._wants = wants
+        self._targets = targets
         self._pods = pods
         self._envs = envs
         self._permission = permission
@@ -147,7 +138,7 @@ class PreStarts:
         """
         budget = answer_within(time_left)
         devices = self._ledger.naming.check_devices(resource, ids)
-        self._ledger.allocations.prestart_seen(devices)
+        self._ledger.device_plugin.prestart_seen(devices)
         begun = self._ledger.lease(devices)
         identity = Identity()
         late = "preparation is not finished"
@@ -157,7 +148,7 @@ class PreStarts:
                     identity = await self._identify(resource, devices, begun)
                     lease = self._lease(devices)
                     identity, env = await self._ask(identity, lease, env)
-                    requests = await self._wants.requests(identity, devices, env)
+                    requests = await self._targets.requests(identity, devices, env)
                     of = self._ledger.naming.named_resource(resource)
 
                     async def permitted() -> Identity:
@@ -167,7 +158,7 @@ class PreStarts:
                     identity = await permitted()
                     preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
-                    debug = await self._wants.debug(identity, devices)
+                    debug = await self._targets.debug(identity, devices)
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
@@ -185,7 +176,7 @@ class PreStarts:
                 ) from None
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
-            told = self._wants.named(error)
+            told = self._targets.named(error)
             self._envs.refused(identity, devices, str(told))
             self._recorder.refused(identity, devices, told)
             raise told from error.__cause__
@@ -199,7 +190,7 @@ class PreStarts:
         devices: frozenset[DeviceId],
         preparation: _Preparation,
         observed: Mapping[RegionId, AfuId | None],
-        debug: Debug | None,
+        debug: DebugHold | None,
     ) -> None:
         """Give a finished preparation to the one call that waits for it.
 
@@ -215,13 +206,13 @@ class PreStarts:
             raise NotFinishedError(
                 f"{', '.join(sorted(devices))}: another call used the preparation, or it was"
                 " replaced by a later one",
-                hint="kubelet's next try begins anew",
+                hint="kubelet's next try begins again",
             )
         self._drop(devices)
         if preparation.error is not None:
             raise preparation.error
         self._preparer.check_result(plan, preparation.records, observed)
-        self._ledger.allocations.started(plan.lease.claims, debug)
+        self._ledger.device_plugin.started(plan.lease.allocations, debug)
 
     def _drop(self, devices: frozenset[DeviceId]) -> None:
         """What was prepared for these devices serves no later call."""
@@ -248,19 +239,23 @@ class PreStarts:
         lease: Lease,
         requests: tuple[FpgaRequest, ...],
     ) -> _Preparation:
-        devices, epoch = lease.devices, self._ledger.epoch
+        devices, instance = lease.devices, self._ledger.kubelet_instance
         key, asked = frozenset(devices), (identity, requests)
 
         def begun() -> _Preparation | None:
             one = self._preparations.get(key)
-            if one is None or (one.plan.lease, one.plan.epoch, one.asked) != (lease, epoch, asked):
+            if one is None or (one.plan.lease, one.plan.instance, one.asked) != (
+                lease,
+                instance,
+                asked,
+            ):
                 return None
             return one
 
         if (existing := begun()) is not None:
             return existing
-        wants = await self._wants.of(devices, requests, resources=identity.resources)
-        plan = Plan(lease, identity.pod, wants, epoch)
+        targets = await self._targets.of(devices, requests, resources=identity.resources)
+        plan = Plan(lease, identity.pod, targets, instance)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
         if (existing := begun()) is not None:
@@ -277,8 +272,8 @@ class PreStarts:
 
     def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
         lease = self._ledger.lease(devices)
-        if len(lease.claims) != len(devices):
-            raise claim_ended(*devices)
+        if len(lease.allocations) != len(devices):
+            raise allocation_ended(*devices)
         return lease
 
     async def _identify(
@@ -287,30 +282,31 @@ class PreStarts:
         devices: tuple[DeviceId, ...],
         begun: Lease,
     ) -> Identity:
-        """Who asks; makes the claims that kubelet's records show and the ledger lacks.
+        """Who asks; makes the allocations that kubelet's records show and the ledger lacks.
 
-        `begun`: the claims when the call came.
+        `begun`: the allocations when the call came.
         """
         identity = await self._pods.identify(resource, devices)
-        # Once other claims are in place, the records tell of their owner, not of the caller.
+        # Once other allocations are in place, the records tell of their owner, not of the caller.
         begun.check()
-        missing = [device for device in devices if device not in self._ledger.claims]
+        missing = [device for device in devices if device not in self._ledger.allocations]
         if missing:
             if identity.pod is None:
                 raise RefusedError(
-                    f"{', '.join(missing)}: no claim is known, and kubelet's records show none",
+                    f"{', '.join(missing)}: no allocation is known, and kubelet's records show"
+                    " none",
                     hint=DELETE_THE_POD,
                 )
             for device in missing:
-                self._ledger.allocations.adopt(
+                self._ledger.device_plugin.adopt(
                     resource, device, identity.pod, identity.granted_nodes()
                 )
-                log.warning("claim adopted", device=device, pod=identity.pod)
-            self._ledger.allocations.prestart_seen(missing)
+                log.warning("allocation adopted", device=device, pod=identity.pod)
+            self._ledger.device_plugin.prestart_seen(missing)
         if identity.pod is not None:
             cgroups = await asyncio.to_thread(self._look_at_cgroup, identity.pod)
             begun.check()
-            self._ledger.allocations.bind_pod(
+            self._ledger.device_plugin.bind_pod(
                 devices, identity.pod, identity.granted_nodes(), cgroups
             )
         self._refuse_mixture(identity)
@@ -365,16 +361,16 @@ class PreStarts:
             NotFinishedError: the devices changed hands while others were asked about the pod.
         """
         if env:
-            self._ledger.allocations.env_seen()
+            self._ledger.device_plugin.env_seen()
             return identity, env
-        if self._ledger.allocations.sends_env:
+        if self._ledger.device_plugin.sends_env:
             return identity, {}
-        fresh = not any(claim.used for claim in lease.claims)
+        fresh = not any(allocation.used for allocation in lease.allocations)
         asked = await self._envs.ask(identity, lease.devices, fresh=fresh)
         if self._lease(lease.devices) != lease:
             raise NotFinishedError(
                 f"{', '.join(lease.devices)} got another owner while the pod's spec was read",
-                hint="kubelet's next try begins anew, if the pod is still there",
+                hint="kubelet's next try begins again, if the pod is still there",
             )
         return asked
 
@@ -395,8 +391,8 @@ class PreStarts:
             devices=plan.lease.devices,
             pod=plan.pod,
             bitstreams={
-                region: want.bitstream.bitstream_id if isinstance(want, Want) else None
-                for region, want in plan.wants.items()
+                region: target.bitstream.bitstream_id if isinstance(target, ProgramTarget) else None
+                for region, target in plan.targets.items()
             },
             error=None if preparation.error is None else str(preparation.error),
         )
@@ -407,7 +403,7 @@ class PreStarts:
             )
 
     def _changed(self, _card: CardId | None) -> None:
-        """What was prepared for claims that ended serves nobody, and is not kept."""
+        """What was prepared for allocations that ended serves nobody, and is not kept."""
         for devices in [d for d, one in self._preparations.items() if not one.plan.lease.holds]:
             self._drop(devices)
 

@@ -1,16 +1,16 @@
 """Reconcile: compare the ledger with kubelet's own records.
 
-Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
+Twofold. At the start of each kubelet instance nothing is scrubbed until its records were read
 once: that answer syncs the queue of cards. After that, while anything is owned, kubelet is asked at
-intervals which devices its pods still hold, and a claim that it no longer knows ends: after two
-Lists in a row, both begun after the claim's last Allocate or PreStart and in one epoch, and a
-checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot be
-read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
+intervals which devices its pods still hold, and an allocation that it no longer knows ends: after
+two Lists in a row, both begun after the allocation's last Allocate or PreStart and in one instance,
+and a checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot
+be read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
 releases nothing. With nothing owned nothing is polled. Nor is anything while kubelet streams its
 pods (`pods/podwatch`) and every owner is one of them: the end of such a pod is the reason to ask.
 
-A claim that cannot be ended (a full disk) and a kubelet directory that is away are reported and
-tried again: they must not end the daemon.
+An allocation that cannot be ended (a full disk) and a kubelet directory that is away are reported
+and tried again: they must not end the daemon.
 """
 
 import asyncio
@@ -30,10 +30,11 @@ from fpga_plugin.deviceplugin.allocatable import AllocatableCheck
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
 
@@ -45,17 +46,17 @@ REWRITE_POLL = 0.02
 
 
 class Reconciler:
-    """Belongs to the event loop; is told of kubelet's lives by every resource that finds one.
+    """Is notified of kubelet instances by every resource that finds one.
 
     Args:
-        ledger: whose claims end.
+        ledger: whose allocations end.
         queue: is in step with kubelet once its records were read, until another kubelet begins. Its
             interval is that of kubelet's Lists, too.
         link: sends the lists to kubelet again, which makes it rewrite its checkpoint.
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
         owners: compares the ledger with kubelet's checkpoint.
-        envs: forgets with each life of kubelet which container started last.
+        envs: forgets with each kubelet instance which container started last.
         missed: looks for containers that started without PreStart.
         pods_socket: of kubelet's Pods API; None: it is not asked which pods live.
 
@@ -63,7 +64,7 @@ class Reconciler:
         problem: why kubelet's records cannot be read; empty while they can.
         answered: whether the present kubelet has told what is in use: before that nothing is
             scrubbed.
-        released: how many claims ended because the records no longer show them.
+        released: how many allocations ended because the records no longer show them.
     """
 
     def __init__(
@@ -102,17 +103,17 @@ class Reconciler:
         self.watch = None if pods_socket is None else PodWatch(pods_socket, self._wake.set)
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
-    def kubelet_epoch(self, epoch: str) -> None:
-        """A life of kubelet began or was found, told by its socket's identity.
+    def kubelet_found(self, instance: str) -> None:
+        """A kubelet instance began or was found, told by its socket's identity.
 
         Of another one than before, what is in use is not known yet.
 
         Raises:
             JournalError: it is not written yet, and holds.
         """
-        if epoch == self._ledger.epoch:
+        if instance == self._ledger.kubelet_instance:
             return
-        log.info("a new kubelet process was found", epoch=epoch)
+        log.info("a new kubelet process was found", instance=instance)
         self.answered = self._streaming = False
         self._lacking.clear()
         self._envs.new_kubelet()
@@ -122,7 +123,7 @@ class Reconciler:
         self._queue.unsync()
         self._wake.set()
         # Last: it holds even where it cannot be written.
-        self._ledger.allocations.kubelet_epoch(epoch)
+        self._ledger.device_plugin.kubelet_found(instance)
 
     def stream_opened(self, resource: ResourceName) -> None:
         """Kubelet opened ListAndWatch for the resource and was sent its list."""
@@ -161,13 +162,13 @@ class Reconciler:
 
     async def _compare_records(self) -> bool:
         """Once; returns whether to do it again without another reason."""
-        claims = self._ledger.pod_claims()
-        # Where the records of a new card cannot be read, others' claims may still end.
+        allocations = self._ledger.pod_allocations()
+        # Where the records of a new card cannot be read, others' allocations may still end.
         unread = self._owners.new_cards and not await self._read_records()
-        if self.watch is not None and claims:
+        if self.watch is not None and allocations:
             self.watch.want()
         doubtful = self._owners.doubtful
-        asked = doubtful or (bool(claims) and not self._told_by_kubelet())
+        asked = doubtful or (bool(allocations) and not self._told_by_kubelet())
         if asked and self._podresources is not None:
             await self._list(self._podresources)
             return True
@@ -176,12 +177,12 @@ class Reconciler:
         return doubtful or unread or self._allocatable.due
 
     def _told_by_kubelet(self) -> bool:
-        """Whether kubelet will tell by itself when any of the claims may have ended."""
+        """Whether kubelet will tell by itself when any of the allocations may have ended."""
         if self.watch is None or self._podresources is None:
             return False
         return all(
-            claim.pod is not None and self.watch.lives(claim.pod)
-            for claim in self._ledger.pod_claims()
+            allocation.pod is not None and self.watch.lives(allocation.pod)
+            for allocation in self._ledger.pod_allocations()
         )
 
     @property
@@ -191,7 +192,7 @@ class Reconciler:
             self.watch is not None
             and self._last_read
             and self.answered
-            and self._ledger.pod_claims()
+            and self._ledger.pod_allocations()
             and self._told_by_kubelet()
         ):
             # Not now: an end that happened since may have been dropped on its way.
@@ -208,11 +209,13 @@ class Reconciler:
             log.warning("kubelet's records cannot be read: nothing is released", error=str(error))
 
     async def _first_answer(self) -> bool:
-        epoch, adopted = self._ledger.epoch, self._owners.adopted
+        instance, adopted = self._ledger.kubelet_instance, self._owners.adopted
         if not await self._read_records():
             return False
         self.answered = True
-        log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
+        log.info(
+            "kubelet's records read", allocations=len(self._ledger.allocations), instance=instance
+        )
         self._queue.sync()
         self._wake.set()
         if self._owners.adopted == adopted:  # else nobody knows who was served
@@ -221,7 +224,7 @@ class Reconciler:
 
     async def _read_records(self) -> bool:
         """Learn from kubelet's records who has the cards; returns whether they could be read."""
-        epoch = self._ledger.epoch
+        instance = self._ledger.kubelet_instance
         try:
             if self._podresources is not None:
                 await self._podresources.snapshot()
@@ -229,7 +232,7 @@ class Reconciler:
         except FpgaPluginError as error:
             self._report(error)
             return False
-        if epoch != self._ledger.epoch:
+        if instance != self._ledger.kubelet_instance:
             return False
         self.problem = ""
         self._last_read = time.time()
@@ -238,15 +241,15 @@ class Reconciler:
     async def _read_checkpoint(self) -> Checkpoint:
         """Compare the ledger with kubelet's checkpoint (`Owners.read`)."""
         checkpoint = await self._owners.read()
-        if not self._ledger.claims_unknown:
-            self._ledger.allocations.reconciled(self._owners.settled)
+        if not self._ledger.resource_claims_unknown:
+            self._ledger.device_plugin.reconciled(self._owners.settled)
         return checkpoint
 
     async def _list(self, podresources: PodResourcesClient) -> None:
-        """Ask kubelet which devices its pods hold; end the claims that it lacked before, too."""
+        """Ask kubelet which devices its pods hold; end what it lacked before, too."""
         ledger = self._ledger
-        before = {one.device: ledger.activity[one.device] for one in ledger.pod_claims()}
-        epoch = ledger.epoch
+        before = {one.device: ledger.activity[one.device] for one in ledger.pod_allocations()}
+        instance = ledger.kubelet_instance
         try:
             listed = await podresources.snapshot()
         except FpgaPluginError as error:
@@ -254,10 +257,10 @@ class Reconciler:
             self._report(error)
             return
         self._last_read = time.time()
-        if epoch != ledger.epoch:
+        if instance != ledger.kubelet_instance:
             return
         held = {device for pod in listed.devices for device in pod.devices}
-        lister = (epoch, listed.epoch)
+        lister = (instance, listed.instance)
         last = self._lacking if lister == self._lister else {}
         self._lister = lister
         self._lacking = {device: n for device, n in before.items() if device not in held}
@@ -302,10 +305,12 @@ class Reconciler:
 
     async def _settle_without(self, ended: Collection[DeviceId], unreadable: NoSourceError) -> None:
         """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
-        claims = [claim for device in ended if (claim := self._ledger.claims.get(device))]
+        allocations = [
+            allocation for device in ended if (allocation := self._ledger.allocations.get(device))
+        ]
         told: dict[PodUid | None, bool] = {}
         problem = unreadable
-        for pod in dict.fromkeys(claim.pod for claim in claims):
+        for pod in dict.fromkeys(allocation.pod for allocation in allocations):
             if pod is None:
                 continue
             try:
@@ -314,7 +319,7 @@ class Reconciler:
                 problem = NoSourceError(f"{unreadable.message}; {error.message}")
             if not self.answered:
                 return  # another kubelet, which is not kept waiting
-        gone = [claim.device for claim in claims if told.get(claim.pod)]
+        gone = [allocation.device for allocation in allocations if told.get(allocation.pod)]
         if len(gone) < len(ended) or not ended:
             self._report(problem)
         elif self._is_new(problem):
@@ -322,28 +327,30 @@ class Reconciler:
         self._release(gone, solved=False)
 
     def _release(self, devices: Collection[DeviceId], *, solved: bool = True) -> None:
-        """End the claims of devices that nobody has, unless something happened to them meanwhile.
+        """End the allocations of devices that nobody has, if nothing happened to them meanwhile.
 
         `solved`: what was wrong with kubelet's records is over, unless one cannot be ended.
         """
         for device in devices:
-            claim = self._ledger.claims.get(device)
-            if claim is None or self._lacking.get(device) != self._ledger.activity[device]:
+            allocation = self._ledger.allocations.get(device)
+            if allocation is None or self._lacking.get(device) != self._ledger.activity[device]:
                 continue
             try:
-                release(self._ledger, self._queue, claim.resource, [device])
+                release(self._ledger, self._queue, allocation.resource, [device])
             except JournalError as error:
                 solved = False
                 if self._is_new(error):
                     log.warning(
-                        "claim cannot be ended",
+                        "allocation cannot be ended",
                         device=device,
-                        pod=claim.pod,
+                        pod=allocation.pod,
                         error=str(error),
                         hint="it is tried again",
                     )
             else:
                 self.released += 1
-                log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
+                log.info(
+                    "kubelet no longer knows the allocation", device=device, pod=allocation.pod
+                )
         if solved:
             self.problem = ""

@@ -10,9 +10,9 @@ from fpga_plugin.deviceplugin.errors import NotRegisteredError
 from fpga_plugin.deviceplugin.servicer import OPTIONS
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import MAX_TOLD, quote
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages.v1beta1 import RegisterRequest, RegistrationStub
+from fpga_plugin.kubernetes.names import ResourceName
 
 VERSION = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""

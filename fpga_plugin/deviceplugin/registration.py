@@ -13,7 +13,7 @@ socket. This order serves every way in which kubelets handle a second registrati
   the old stream is open;
 - 1.27 to 1.36 take the newest, and when the old stream ends they disconnect the new one
   (kubernetes/kubernetes issues 121994 and 127803);
-- 1.37 tells them apart by their socket paths (kubernetes/kubernetes pull request 135437).
+- 1.37 distinguishes them by their socket paths (kubernetes/kubernetes pull request 135437).
   It refuses a path that is still connected, and then forgets to disconnect it when its stream ends:
   the path is refused for good.
 
@@ -30,13 +30,13 @@ from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.register import register
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 _log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class ResourceStatus:
 
 
 class Registration:
-    """One resource and its lives; `run` is the task that keeps it registered.
+    """One resource and its registrations; `run` is the task that keeps it registered.
 
     Attributes:
         opened: how often kubelet opened its stream.
@@ -87,18 +87,18 @@ class Registration:
     def __init__(
         self,
         resource: ResourceName,
-        calls: ClaimService,
+        calls: DevicePluginService,
         directory: KubeletDirectory,
         *,
         timing: Timing,
-        lives: Reconciler,
+        reconciler: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
         self._calls = calls
         self._directory = directory
         self._timing = timing
-        self._lives = lives
+        self._reconciler = reconciler
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
@@ -139,11 +139,11 @@ class Registration:
         backoff = Backoff(self._timing.first_delay, self._timing.last_delay)
         with self._directory.listening(self._looked.set):
             while True:
-                epoch = await self._kubelet()
+                instance = await self._kubelet()
                 began = asyncio.get_running_loop().time()
                 try:
-                    self._lives.kubelet_epoch(epoch)
-                    await self._life(epoch)
+                    self._reconciler.kubelet_found(instance)
+                    await self._serve(instance)
                 except FpgaPluginError as error:
                     self._problem = str(error)
                 except Exception:  # noqa: BLE001  # a defect must not end the registrations for good
@@ -156,18 +156,18 @@ class Registration:
                 self._log.warning(
                     "not registered with kubelet", reason=self._problem, retry_in=round(delay, 3)
                 )
-                await self._pause(delay, epoch)
+                await self._pause(delay, instance)
 
     async def _kubelet(self) -> str:
         """Wait until kubelet has a socket."""
-        while (epoch := self._directory.epoch) is None:
+        while (instance := self._directory.instance) is None:
             problem = self._why_no_kubelet()
             if problem != self._problem:
                 self._problem = problem
                 self._log.warning("waiting for kubelet", reason=problem)
             self._looked.clear()
             await self._looked.wait()
-        return epoch
+        return instance
 
     def _why_no_kubelet(self) -> str:
         try:
@@ -185,13 +185,13 @@ class Registration:
         """Wait for `delay`, or until another kubelet than the one that failed is there."""
         try:
             async with asyncio.timeout(delay):
-                while self._directory.epoch in {failed, None}:
+                while self._directory.instance in {failed, None}:
                     self._looked.clear()
                     await self._looked.wait()
         except TimeoutError:
             pass
 
-    async def _life(self, epoch: str) -> None:
+    async def _serve(self, instance: str) -> None:
         """One socket from binding to the end of its stream.
 
         Raises:
@@ -202,14 +202,14 @@ class Registration:
             self._resource,
             self._calls,
             self._directory.path,
-            lives=self._lives,
+            reconciler=self._reconciler,
             on_call=self._on_call,
         )
         outdated = ""
 
         def look() -> None:
             nonlocal outdated
-            if not outdated and (outdated := self._why_outdated(epoch, endpoint)):
+            if not outdated and (outdated := self._why_outdated(instance, endpoint)):
                 scope.reschedule(0)
 
         try:
@@ -236,13 +236,13 @@ class Registration:
             await endpoint.stop()
             self._endpoint = None
 
-    def _why_outdated(self, epoch: str, endpoint: Endpoint) -> str:
+    def _why_outdated(self, instance: str, endpoint: Endpoint) -> str:
         if self._renewal:
             return self._renewal
-        present = self._directory.epoch
+        present = self._directory.instance
         if present is None:
             return ""  # nobody to register with: better keep a stream that may still be read
-        if present != epoch:
+        if present != instance:
             return "kubelet was restarted"
         if not endpoint.in_place:
             return f"{endpoint.name} was removed from kubelet's directory"

@@ -1,4 +1,4 @@
-"""The calls of kubelet, as the life of a claim, over ledger and lists.
+"""The calls of kubelet, as the life of an allocation, over ledger and lists.
 
 Allocate, PostStop and Deallocate are ledger steps and return at once; what they set off runs in the
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from fpga_plugin.allocation.calls import Allocation, Caller
+from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.lists import DeviceLists
@@ -19,20 +19,21 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.deviceplugin.prestart import PreStarts
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()
 
 
-class ClaimService:
-    """Belongs to the event loop. Ids come as kubelet sent them, unchecked.
+class DevicePluginService:
+    """Ids come as kubelet sent them, unchecked.
 
     Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
 
     Args:
         ledger: who has what.
-        owners: finds out whose claims these are.
+        owners: finds out whose allocations these are.
         lists: what is advertised of it.
         prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
@@ -75,13 +76,18 @@ class ClaimService:
 
     # ---------------------------------------------------------------- quick calls
 
-    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> AllocateAnswer:
         """Grant devices to a container, journalled before it returns."""
-        claims = self._ledger.allocations.allocate(resource, ids)
-        self._owners.answered(claim.device for claim in claims)
+        allocations = self._ledger.device_plugin.allocate(resource, ids)
+        self._owners.answered(allocation.device for allocation in allocations)
         of = self._ledger.naming.named_resource(resource)
-        answer = Allocation.of(
-            of, {region: grant for claim in claims for region, grant in claim.grants.items()}
+        answer = AllocateAnswer.of(
+            of,
+            {
+                region: grant
+                for allocation in allocations
+                for region, grant in allocation.grants.items()
+            },
         )
         return replace(answer, cdi_devices=self._cdi_devices.of(of))
 
@@ -98,24 +104,24 @@ class ClaimService:
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """A container that had these devices was removed. Work follows in the background."""
-        claims = self._ledger.claims
-        # Without a claim it may be one that was still to come of an ended claim.
+        allocations = self._ledger.allocations
+        # Without an allocation it may be one that was still to come of an ended allocation.
         devices = [
             device
             for device in map(DeviceId, dict.fromkeys(ids))
-            if device not in claims or claims[device].resource == resource
+            if device not in allocations or allocations[device].resource == resource
         ]
-        for device in self._ledger.allocations.poststop_seen(devices):
+        for device in self._ledger.device_plugin.poststop_seen(devices):
             log.info(
-                "all containers of a claim stopped",
+                "all containers of an allocation stopped",
                 device=device,
                 resource=resource,
-                pod=claims[device].pod,
+                pod=allocations[device].pod,
             )
             self._queue.add(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """The claim of these devices ended. Work follows in the background."""
+        """The allocation of these devices ended. Work follows in the background."""
         self._owners.answered(release(self._ledger, self._queue, resource, ids))
 
     # ---------------------------------------------------------------- PreStart

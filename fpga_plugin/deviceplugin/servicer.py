@@ -1,4 +1,4 @@
-"""The calls of one resource: kubelet's messages in, `ClaimService` behind, messages out.
+"""The calls of one resource: kubelet's messages in, `DevicePluginService` behind, messages out.
 
 Decoding is lenient (a truncated message parses as a shorter one), so what has to be there is
 checked here: Allocate and PreStartContainer without device ids are refused. What the ids mean is
@@ -20,11 +20,11 @@ from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 from grpclib.server import Stream
 
-from fpga_plugin.allocation.calls import Allocation, Caller
+from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.service import ClaimService
+from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
+from fpga_plugin.ids import DeviceId, parse_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import WENT_AWAY, statuses
 from fpga_plugin.kubernetes.messages.v1beta1 import (
@@ -45,6 +45,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 SERVICE = "v1beta1.DevicePlugin"
 
@@ -54,19 +55,19 @@ OPTIONS = DevicePluginOptions(
     post_stop_required=True,
     deallocate_required=True,
 )
-"""All that kubelets of any kind may read; deviceplugin.proto tells why all four are true."""
+"""All that kubelets of any kind may read; deviceplugin.proto says why all four are true."""
 
 _LOGGED_DEVICES = 16
 
 _OF_A_LIFE = frozenset({"Allocate", "PreStartContainer", "PostStopContainer"})
-"""Calls that are logged although they went well: a claim's life is told by them. Its end is told by
-the line of the release, which is also there where kubelet does not call."""
+"""Calls that are logged although they went well: an allocation's life is reported by them. Its end
+is told by the line of the release, which is also there where kubelet does not call."""
 
 _log = structlog.get_logger()
 
 
 class CallObserver(Protocol):
-    """Is told of every answered call but ListAndWatch, on the event loop; must not block."""
+    """Is notified of every answered call but ListAndWatch, on the event loop; must not block."""
 
     def __call__(  # noqa: PLR0917  # observers name their parameters as they like
         self,
@@ -113,7 +114,7 @@ class Servicer:
     def __init__(
         self,
         resource: ResourceName,
-        calls: ClaimService,
+        calls: DevicePluginService,
         streams: DeviceStreams,
         *,
         on_call: CallObserver | None = None,
@@ -300,7 +301,7 @@ def _require_ids(method: str, ids: Sequence[str]) -> None:
         raise InvalidRequestError(f"{method} names a device twice")
 
 
-def _container_response(given: Allocation) -> ContainerAllocateResponse:
+def _container_response(given: AllocateAnswer) -> ContainerAllocateResponse:
     return ContainerAllocateResponse(
         envs=dict(given.envs),
         devices=[

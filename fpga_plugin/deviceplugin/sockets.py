@@ -2,8 +2,8 @@
 
 Each life of an endpoint has a socket name of its own. Kubelets confuse two lives that share a path:
 some answer OK and go on talking to the old one, some disconnect the new one when the old one ends
-(`registration` tells which). The process id alone does not tell lives apart, because in a container
-it is 1 each time; the number behind it therefore counts from a random one.
+(`registration` reports which). The process id alone does not distinguish them, because in a
+container it is 1 each time; the number behind it therefore counts from a random one.
 """
 
 import errno

@@ -6,13 +6,13 @@ at most one sidecar or app container (pkg/kubelet/cm/devicemanager: devicesToReu
 would put another container's bitstream into the region, so this module does not guess. It knows
 three proofs; without one of them there is no answer, and kubelet tries again in ten seconds.
 
-1. Nothing has started under this claim: it is the first of them.
+1. Nothing has started under this allocation: it is the first of them.
 2. Kubelet quotes, as the reason why a container waits, the very words in which its last PreStart
    for these devices was refused (pkg/kubelet: reasonCache, convertToAPIContainerStatuses): it is
    that container, as long as the pod keeps its sandbox.
 3. The container whose PreStart succeeded last has run since and ended: it starts again, or, if it
    is an init container that succeeded, the next one does. Again as long as the pod keeps its
-   sandbox: with a new one all begin anew, while the status still shows init containers' old runs.
+   sandbox: with a new one all begin again, while the status still shows init containers' old runs.
 
 Where it is not known whether the pod keeps its sandbox (`Pod.sandbox` is None), neither 2 nor 3
 proves anything: in a new one the first holder starts, whatever the status still quotes.
@@ -36,7 +36,7 @@ class Start:
         container: whose.
         at: when it was answered; seconds since the epoch by the node's clock.
         before: the container's latest run that had ended by then. A status that lags shows it still
-            afterwards, and its time alone does not tell: times have whole seconds, and the clock
+            afterwards, and its time alone does not say: times have whole seconds, and the clock
             may have been set back.
     """
 
@@ -55,7 +55,7 @@ def refused(pod: Pod, holders: Sequence[ContainerRequests], words: Sequence[str]
     """Proof 2: the holder that waits because of a refusal in these words.
 
     Args:
-        pod: as its source tells it.
+        pod: as its source reports it.
         holders: in order.
         words: what the last PreStarts were refused with; for these devices first, then for others
             that the container may hold too: kubelet keeps one reason a container.
@@ -76,7 +76,7 @@ def follows(pod: Pod, holders: Sequence[ContainerRequests], last: Start) -> str 
     """Proof 3: who comes after the run that the last successful PreStart began.
 
     Args:
-        pod: as its source tells it.
+        pod: as its source reports it.
         holders: in order.
         last: the last successful PreStart for these devices.
     """

@@ -42,8 +42,8 @@ class KubeletDirectory:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def epoch(self) -> str | None:
-        """What tells this life of kubelet from others; None while it has no socket."""
+    def instance(self) -> str | None:
+        """What tells this kubelet instance from others; None while it has no socket."""
         return socket_identity(self.path, KUBELET_SOCKET)
 
     @contextmanager

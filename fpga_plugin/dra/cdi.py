@@ -2,7 +2,7 @@
 
 One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which names may begin with a
 digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
-files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
+files are written again at each Prepare and at each start of the plugin. A runtime drops a file that
 it does not understand, and a container whose device is in none does not start.
 """
 
@@ -15,22 +15,16 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.allocation.calls import Allocation
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.calls import AllocateAnswer
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
+from fpga_plugin.dra.metadata import MetadataFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import (
-    ClaimUid,
-    DeviceId,
-    RegionId,
-    Resource,
-    ResourceName,
-    device_order,
-    numbered_variable,
-    parse_claim_uid,
-)
+from fpga_plugin.ids import DeviceId, RegionId, Resource, device_order, numbered_variable
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 VERSION: Final = "0.5.0"
 
@@ -47,10 +41,12 @@ class CdiFiles:
     Args:
         directory: where the runtime looks for generated files.
         driver: our name, which is in the names of files and devices.
+        metadata: what the containers read of their devices; None: nothing.
     """
 
-    def __init__(self, directory: str, driver: str) -> None:
+    def __init__(self, directory: str, driver: str, metadata: MetadataFiles | None = None) -> None:
         self._directory = directory
+        self._metadata = metadata
         self.driver = driver
         self._one = threading.Lock()
         self._name = re.compile(
@@ -62,20 +58,30 @@ class CdiFiles:
         parse_claim_uid(uid)  # it came by a message: never a path of its own
         return os.path.join(self._directory, f"k8s.{driver or self.driver}-claim_{uid}.json")
 
-    def of(self, holder: Holder) -> str:
+    def of(self, owner: ClaimOwner) -> str:
         """Where a claim's file is, or would be."""
-        return holder.file or self.path(holder.uid)
+        return owner.file or self.path(owner.uid)
 
-    def write(self, holder: Holder, claims: Iterable[Claim]) -> None:
-        """Make or replace a claim's file.
+    def write(
+        self,
+        owner: ClaimOwner,
+        allocations: Collection[Allocation],
+        cards: Mapping[DeviceId, Card] | None = None,
+    ) -> None:
+        """Make or replace a claim's file, and before it what its containers read.
+
+        `cards`: of the claim's devices.
 
         Raises:
-            CdiError: it cannot be written.
+            FpgaPluginError: one cannot be written.
         """
-        path = self.of(holder)
-        content = _ENCODER.encode(self._content(holder, claims))
+        path = self.of(owner)
         try:
             with self._one:
+                mounts = {}
+                if self._metadata is not None:
+                    mounts = self._metadata.write(owner, allocations, cards or {})
+                content = _ENCODER.encode(self._content(owner, allocations, mounts))
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 # The runtime reads *.json and *.yaml only, and no temporary file.
@@ -86,8 +92,8 @@ class CdiFiles:
                 hint="mount the node's directory for CDI files there, and see FPGA_PLUGIN_CDI_DIR",
             ) from error
 
-    def remove(self, path: str) -> None:
-        """No container starts with the devices of the claim whose file it is.
+    def remove(self, path: str, uid: ClaimUid) -> None:
+        """No container starts with the devices of a claim; its file is at this path.
 
         Raises:
             CdiError: the file may still be there.
@@ -97,9 +103,11 @@ class CdiFiles:
             try:
                 os.unlink(path)
             except FileNotFoundError:
-                return
+                pass
             except OSError as error:
                 raise CdiError(f"{path} cannot be removed: {error.strerror}") from error
+            if self._metadata is not None:
+                self._metadata.remove(uid)
 
     def _check_reached(self, path: str) -> None:
         """Whether the directory is seen in which a claim's file is, or may be."""
@@ -114,6 +122,8 @@ class CdiFiles:
     def keep(self, uids: Collection[ClaimUid]) -> None:
         """Remove the files of all other claims, and what was left half written."""
         with self._one:
+            if self._metadata is not None:
+                self._metadata.keep(uids)
             try:
                 names = os.listdir(self._directory)
             except OSError:
@@ -124,32 +134,35 @@ class CdiFiles:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 
-    def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
-        granted = {claim.device: claim for claim in claims}
-        of_requests: dict[str, list[Claim]] = {}
-        for device in holder.devices:
-            for request in holder.requests.get(device, ()):
+    def _content(
+        self, owner: ClaimOwner, allocations: Iterable[Allocation], mounts: Mapping[str, Mount]
+    ) -> Mapping[str, Any]:
+        granted = {allocation.device: allocation for allocation in allocations}
+        of_requests: dict[str, list[Allocation]] = {}
+        for device in owner.devices:
+            for request in owner.requests.get(device, ()):
                 of_requests.setdefault(request, []).append(granted[device])
         variables = {request: _variables(request, mine) for request, mine in of_requests.items()}
         return {
             "cdiVersion": VERSION,
-            "kind": _kind(holder.driver),
+            "kind": _kind(owner.driver),
             "devices": [
                 {
-                    "name": f"{holder.uid}-{device_name(device)}",
+                    "name": f"{owner.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        _allocation(granted[device]),
-                        [variables[request] for request in holder.requests.get(device, ())],
+                        _answer(granted[device]),
+                        [variables[request] for request in owner.requests.get(device, ())],
+                        [mounts[name] for name in owner.requests.get(device, ()) if name in mounts],
                     ),
                 }
-                for device in holder.devices
+                for device in owner.devices
             ],
         }
 
 
-def device_id(holder: Holder, device: DeviceId) -> str:
+def device_id(owner: ClaimOwner, device: DeviceId) -> str:
     """What kubelet tells the runtime to inject for a device of a claim."""
-    return f"{_kind(holder.driver)}={holder.uid}-{device_name(device)}"
+    return f"{_kind(owner.driver)}={owner.uid}-{device_name(device)}"
 
 
 def _kind(driver: str) -> str:
@@ -163,31 +176,33 @@ def request_variable(request: str) -> str:
     )
 
 
-def _allocation(claim: Claim) -> Allocation:
-    return Allocation.of(Resource.parse(claim.resource), claim.grants)
+def _answer(allocation: Allocation) -> AllocateAnswer:
+    return AllocateAnswer.of(Resource.parse(allocation.resource), allocation.grants)
 
 
-def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
-    """What a container finds all devices of a request by, as in one answer of the first door.
+def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, str]:
+    """What a container finds all devices of a request by, as in one answer to Allocate.
 
     Each of these devices sets them to the same, so it does not matter which is injected last.
     """
     grants: dict[RegionId, Grant] = {}
     of_resources: dict[ResourceName, dict[RegionId, Grant]] = {}
-    for claim in claims:
-        grants |= claim.grants
-        of_resources.setdefault(claim.resource, {}).update(claim.grants)
+    for allocation in allocations:
+        grants |= allocation.grants
+        of_resources.setdefault(allocation.resource, {}).update(allocation.grants)
     envs: dict[str, str] = {}
     for name, mine in of_resources.items():
         resource = Resource.parse(name)
-        envs[resource.variable] = Allocation.of(resource, mine).envs[resource.variable]
+        envs[resource.variable] = AllocateAnswer.of(resource, mine).envs[resource.variable]
     regions = sorted(grants, key=device_order)
     envs |= {numbered_variable(n): str(grants[region]) for n, region in enumerate(regions, 1)}
     envs[request_variable(request)] = ",".join(str(grants[region]) for region in regions)
     return envs
 
 
-def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mapping[str, Any]:
+def _edits(
+    given: AllocateAnswer, of_requests: Iterable[Mapping[str, str]], of_metadata: Iterable[Mount]
+) -> Mapping[str, Any]:
     # What tells a device by number or kind is the requests': by itself it knows no other device.
     env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
     for variables in of_requests:
@@ -198,15 +213,16 @@ def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mappi
             {"path": node, "hostPath": node, "permissions": "rw"} for node in given.nodes
         ],
     }
-    if given.mounts:
+    # The runtime mounts a path once, although each device of a request names it.
+    if mounts := [*given.mounts, *of_metadata]:
         edits["mounts"] = [
             {
                 "hostPath": mount.host_path,
                 "containerPath": mount.container_path,
-                # As kubelet asks for by the first door.
+                # As kubelet asks for with the device plugin API.
                 "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
             }
-            for mount in given.mounts
+            for mount in mounts
         ]
     return edits
 

@@ -2,7 +2,7 @@
 
 NodePrepareResources names a claim only. It is read here, and counts only if its uid is the one that
 kubelet named. A claim that the scheduler made for a pod's extended resources has no config but the
-class's: what its containers ask for stands in their environment, as by the first door.
+class's: what its containers ask for stands in their environment, as with the device plugin API.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,20 @@ from urllib.parse import quote as url
 
 import msgspec
 
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
 from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
-from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid, parse_name, parse_pod_uid
 
 CALL_SECONDS: Final = 5.0
 """For one question; Prepare has 40 s for everything."""
+
+POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
+"""Annotation of a claim that was made by a template: what its pod calls it (resource/v1)."""
 
 EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that the scheduler made for a pod's extended resources (KEP-5004)."""
@@ -56,7 +59,7 @@ class ClaimRef:
         return f"claim {self.full_name}"
 
     @classmethod
-    def of(cls, claim: Holder | RecordedClaim) -> "ClaimRef":
+    def of(cls, claim: ClaimOwner | RecordedClaim) -> "ClaimRef":
         """A claim that the ledger, or kubelet's record, has."""
         return cls(claim.uid, claim.namespace, claim.name)
 
@@ -112,6 +115,7 @@ class ResourceClaim:
         pods: for which it is reserved, as far as known now.
         pod: whose extended resources it stands for; None: it is no such claim.
         names: of the pods, as far as they are proper ones.
+        pod_claim: what the pod calls it for which it was made by a template; empty: none.
         reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
             such as a group of pods, counts as one that lives.
     """
@@ -123,6 +127,7 @@ class ResourceClaim:
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
     reserved: bool = False
+    pod_claim: str = ""
 
     @property
     def users(self) -> frozenset[PodUid]:
@@ -200,14 +205,14 @@ class _Claim(msgspec.Struct):
 _CLAIM: Final = msgspec.json.Decoder(_Claim)
 
 
-class Claims:
+class ClaimReader:
     """Reads claims at the API server.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         driver: our name.
         node: ours; the name of its pool, too.
-        named: is told what the pods of a claim are called.
+        named: is called what the pods of a claim are called.
     """
 
     def __init__(
@@ -228,7 +233,7 @@ class Claims:
 
         Raises:
             NoSuchClaimError: there is none of this uid.
-            NoSourceError: the API server does not tell.
+            NoSourceError: the API server does not say.
             FpgaPluginError: it cannot be served.
         """
         path = (
@@ -296,6 +301,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         pod,
         _names(claim.status.reservedFor or (), ref),
         bool(claim.status.reservedFor),
+        (claim.metadata.annotations or {}).get(POD_CLAIM, ""),
     )
 
 

@@ -17,14 +17,15 @@ from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 
 
 class ClaimEnds:
-    """What kubelet's calls and its record say of the ends of claims. Belongs to the event loop.
+    """What kubelet's calls and its record say of the ends of claims.
 
     Args:
         ledger: who has what.
@@ -57,18 +58,18 @@ class ClaimEnds:
             FpgaPluginError: the journal cannot be written, or the claim's file not be removed.
         """
         self.ending(uid)
-        holder = self._ledger.holders.get(uid)
-        pods = [] if holder is None else sorted(self._ledger.pods_of(holder.devices))
-        cards = self._ledger.resource_claims.end_holder(uid)
-        if holder is not None and cards:
-            devices = holder.devices
-            log.info("claim ended", **ClaimRef.of(holder).logged, devices=devices, pods=pods)
-        elif holder is None and uid in self.recorded:
+        owner = self._ledger.claim_owners.get(uid)
+        pods = [] if owner is None else sorted(self._ledger.pods_of(owner.devices))
+        cards = self._ledger.dra.end_claim(uid)
+        if owner is not None and cards:
+            devices = owner.devices
+            log.info("claim ended", **ClaimRef.of(owner).logged, devices=devices, pods=pods)
+        elif owner is None and uid in self.recorded:
             self.over.add(uid)
             self.doubted(uid)
         for card in cards:
             self._queue.add(card)
-        await self._files.remove(uid, holder)
+        await self._files.remove(uid, owner)
 
     async def forget(self, uid: ClaimUid) -> bool:
         """Keep nothing of a claim that has ended and that kubelet's record lacks, if it is clean.
@@ -76,18 +77,18 @@ class ClaimEnds:
         Raises:
             FpgaPluginError: the claim's file cannot be removed, or the journal not be written.
         """
-        await self._files.remove(uid, self._ledger.holders.get(uid))
+        await self._files.remove(uid, self._ledger.claim_owners.get(uid))
         if any(map(self.to_scrub, self.regions(uid))):
             return False
-        self._ledger.resource_claims.forget_holder(uid)
+        self._ledger.dra.forget_claim(uid)
         self.calls.pop(uid, None)
         return True
 
     def regions(self, uid: ClaimUid) -> list[RegionId]:
         """Those of a claim that has ended, on cards that are there."""
-        holder, recorded = self._ledger.holders.get(uid), self.recorded.get(uid)
-        if holder is not None:
-            devices = holder.devices if holder.ended else ()
+        owner, recorded = self._ledger.claim_owners.get(uid), self.recorded.get(uid)
+        if owner is not None:
+            devices = owner.devices if owner.ended else ()
         else:
             devices = () if recorded is None else tuple(devices_of(recorded.devices))
         return [
@@ -105,7 +106,7 @@ class ClaimEnds:
     def to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.region_claim(region) is not None:
+        if record.condition in CLEAN or self._ledger.region_allocation(region) is not None:
             return False  # or somebody else's by now, who gets it scrubbed
         lasting = {Kind.KEPT, Kind.FAULTED, Kind.FAILING, Kind.STRANGER}
         waits = any(one.kind in lasting for one in self._ledger.obstacles.of(region))

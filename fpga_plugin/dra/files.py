@@ -21,12 +21,13 @@ from typing import Final
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import Holder
-from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.journal.records import ClaimOwner
+from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError
-from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ids import CardId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ RETRY_SECONDS: Final = 30.0
 
 
 class ClaimFiles:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: who has what.
@@ -46,7 +47,7 @@ class ClaimFiles:
         self._ledger = ledger
         self._cdi = cdi
         self._missing = {
-            one.uid for one in ledger.holders.values() if ledger.resource_claims.is_prepared(one)
+            one.uid for one in ledger.claim_owners.values() if ledger.dra.is_prepared(one)
         }
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
@@ -54,14 +55,16 @@ class ClaimFiles:
         ledger.subscribe(self._card_changed)
 
     def path(self, uid: ClaimUid, driver: str = "") -> str:
-        """Where the file of a claim is that is allocated now, under our name or a former one."""
+        """Where the file of a claim is that is allocated now, under our name or an earlier one."""
         return self._cdi.path(uid, driver)
 
     def _card_changed(self, card: CardId | None) -> None:
         """The claims of a card may not be as they were prepared any more."""
         if card is not None:
-            holders = (self._ledger.holder_of(one.device) for one in self._ledger.claims_on(card))
-            self._changed |= {holder.uid for holder in holders if holder is not None}
+            owners = (
+                self._ledger.claim_owner_of(one.device) for one in self._ledger.allocations_on(card)
+            )
+            self._changed |= {owner.uid for owner in owners if owner is not None}
         self._wake.set()
 
     async def begin(self) -> None:
@@ -70,14 +73,14 @@ class ClaimFiles:
         Of one that has ended the plugin may have died before its file was gone, and kubelet may
         never ask again.
         """
-        await self._settle_all(self._ledger.holders)
+        await self._settle_all(self._ledger.claim_owners)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             self._wake.clear()
             changed, self._changed = self._changed, set()
-            self._missing &= self._ledger.holders.keys()
+            self._missing &= self._ledger.claim_owners.keys()
             await self._settle_all(changed | self._failing)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS if self._failing else None):
@@ -94,10 +97,10 @@ class ClaimFiles:
             else:
                 self._failing.discard(uid)
 
-    async def settle(self, uid: ClaimUid, *, anew: bool = False) -> Holder | None:
+    async def settle(self, uid: ClaimUid, *, again: bool = False) -> ClaimOwner | None:
         """Make a claim's file what the ledger says, until both agree.
 
-        `anew`: it is written although it should be there.
+        `again`: it is written although it should be there.
 
         Returns the claim as its file has it; None: it has none that anybody answers for.
 
@@ -105,87 +108,92 @@ class ClaimFiles:
             FpgaPluginError: the file cannot be written or removed, or the journal not be written.
         """
         ledger = self._ledger
-        written: Holder | None = None
+        written: ClaimOwner | None = None
         content: object = None
         while True:
-            holder = ledger.holders.get(uid)
-            if holder is None or ledger.resource_claims.fallen(holder):
-                if (stale := self._stale(holder) or written) is None:
+            owner = ledger.claim_owners.get(uid)
+            if owner is None or ledger.dra.preparation_error(owner):
+                if (stale := self._stale(owner) or written) is None:
                     return None  # it is being prepared, or was adopted, and may start again
                 if not await self._dropped(stale):
                     return None
                 written = None
                 continue
-            claims = tuple(ledger.claims[device] for device in holder.devices)
+            allocations = tuple(ledger.allocations[device] for device in owner.devices)
             # Pods may have come to it, of which the file says nothing.
-            now = holder.requests, holder.file, [(claim.device, claim.grants) for claim in claims]
-            if now == content or (content is None and not anew and uid not in self._missing):
+            now = (
+                owner.requests,
+                owner.file,
+                [(allocation.device, allocation.grants) for allocation in allocations],
+            )
+            if now == content or (content is None and not again and uid not in self._missing):
                 self._missing.discard(uid)
-                return holder
-            await asyncio.to_thread(self._cdi.write, holder, claims)
-            written, content = holder, now
+                return owner
+            cards = {one.device: ledger.cards[card_of(one.device)] for one in allocations}
+            await asyncio.to_thread(self._cdi.write, owner, allocations, cards)
+            written, content = owner, now
 
-    def _stale(self, holder: Holder | None) -> Holder | None:
+    def _stale(self, owner: ClaimOwner | None) -> ClaimOwner | None:
         """A claim, if no container may start with the file that it may have."""
-        if holder is None:
+        if owner is None:
             return None
         stale = (
-            holder.ended
-            or self._ledger.resource_claims.is_prepared(holder)
-            or self._ledger.resource_claims.misled(holder)
+            owner.ended
+            or self._ledger.dra.is_prepared(owner)
+            or self._ledger.dra.grant_error(owner)
         )
-        return holder if stale else None
+        return owner if stale else None
 
-    async def _dropped(self, stale: Holder) -> bool:
+    async def _dropped(self, stale: ClaimOwner) -> bool:
         """Remove a file; returns whether its claim needs one again."""
         ledger, uid = self._ledger, stale.uid
         await self.remove(uid, stale)
         self._missing.discard(uid)
-        after = ledger.holders.get(uid)
-        if after is None or not ledger.resource_claims.is_prepared(after):
+        after = ledger.claim_owners.get(uid)
+        if after is None or not ledger.dra.is_prepared(after):
             return False
-        why = ledger.resource_claims.fallen(after)
+        why = ledger.dra.preparation_error(after)
         if why and self._is_there(after):
             self._withdrawn(after, why)
             return False
         self._missing.add(uid)  # what was not seen yet in this life may be as it was
         return not why
 
-    def _is_there(self, holder: Holder) -> bool:
+    def _is_there(self, owner: ClaimOwner) -> bool:
         try:
-            for device in holder.devices:
+            for device in owner.devices:
                 self._ledger.obstacles.regions_of(device)
         except RefusedError:
             return False
         return True
 
-    async def remove(self, uid: ClaimUid, holder: Holder | None) -> None:
+    async def remove(self, uid: ClaimUid, owner: ClaimOwner | None) -> None:
         """No container starts with a claim's devices, whether the ledger has it or not.
 
         Raises:
             CdiError: the file may still be there.
         """
-        path = self._cdi.path(uid) if holder is None else self._cdi.of(holder)
-        await asyncio.to_thread(self._cdi.remove, path)
+        path = self._cdi.path(uid) if owner is None else self._cdi.of(owner)
+        await asyncio.to_thread(self._cdi.remove, path, uid)
 
-    async def withdraw(self, holder: Holder, why: str) -> None:
+    async def withdraw(self, owner: ClaimOwner, why: str) -> None:
         """What was prepared for a claim is no longer what it asks for.
 
         Raises:
             FpgaPluginError: the file cannot be removed, or the journal not be written.
         """
-        await self.remove(holder.uid, holder)
-        after = self._ledger.holders.get(holder.uid)
-        if after is not None and self._ledger.resource_claims.is_prepared(after):
+        await self.remove(owner.uid, owner)
+        after = self._ledger.claim_owners.get(owner.uid)
+        if after is not None and self._ledger.dra.is_prepared(after):
             self._withdrawn(after, why)
 
-    def _withdrawn(self, holder: Holder, why: str) -> None:
-        self._ledger.resource_claims.unprepared(holder.uid)
+    def _withdrawn(self, owner: ClaimOwner, why: str) -> None:
+        self._ledger.dra.unprepared(owner.uid)
         log.warning(
             "claim withdrawn",
-            **ClaimRef.of(holder).logged,
-            devices=list(holder.devices),
-            pods=sorted(self._ledger.pods_of(holder.devices)),
+            **ClaimRef.of(owner).logged,
+            devices=list(owner.devices),
+            pods=sorted(self._ledger.pods_of(owner.devices)),
             reason=why,
             hint="no container starts with what it had: delete the pods that use it",
         )

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice, Value
+from fpga_plugin.dra.attributes import as_json
+from fpga_plugin.dra.desired import CounterSet, Device, Form, Slice
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata
 
 API_VERSION: Final = "resource.k8s.io/v1"
@@ -135,8 +136,8 @@ class Pool:
 
         Args:
             wanted: by name.
-            have: what the API server told; a server that passes over the field selector tells other
-                nodes' slices too, which are none of ours to delete.
+            have: what the API server told; a server that passes over the field selector reports
+                other nodes' slices too, which are none of ours to delete.
             accepted: by name, what was sent and what the server made of it; that is no difference.
         """
         have = {name: one for name, one in have.items() if self.owns(one)}
@@ -202,7 +203,7 @@ class Pool:
     def _device(self, device: Device) -> dict[str, Any]:
         told: dict[str, Any] = {
             "name": device.name,
-            "attributes": {name: _attribute(value) for name, value in device.attributes.items()},
+            "attributes": {name: as_json(value) for name, value in device.attributes.items()},
         }
         if device.consumes:
             told["consumesCounters"] = [
@@ -220,12 +221,6 @@ class Pool:
 
 def _counter_set(one: CounterSet) -> dict[str, Any]:
     return {"name": one.name, "counters": {name: {"value": "1"} for name in one.counters}}
-
-
-def _attribute(value: Value) -> dict[str, Value]:
-    if isinstance(value, bool):
-        return {"bool": value}
-    return {"int" if isinstance(value, int) else "string": value}
 
 
 def meaning(content: Spec) -> Spec:

@@ -55,7 +55,7 @@ def pause() -> float:
 
 
 class PoolCheck:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.

@@ -1,6 +1,6 @@
 """Compares the ledger's claims with kubelet's record of them, whichever API serves.
 
-With each life of kubelet, before anything is scrubbed, and whenever the record changes: a claim
+With each kubelet instance, before anything is scrubbed, and whenever the record changes: a claim
 that the record names and the ledger lacks is adopted, whatever the plugin knew before, unless the
 cgroups of all its pods are known to be gone. So is a device of a claim in force whose own row a
 damaged journal lost. Pods of a claim come and go without a call: the record names them, and those
@@ -28,18 +28,18 @@ from typing import Final
 import structlog
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.watcher import Look, Watcher, hint_for
-from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ids import CardId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import (
     FILE_NAME,
@@ -47,6 +47,7 @@ from fpga_plugin.kubernetes.kubelet.dra_record import (
     RecordUnreadableError,
     read_record,
 )
+from fpga_plugin.kubernetes.names import ClaimUid
 
 log = structlog.get_logger()
 
@@ -57,7 +58,7 @@ _FILE: Final = re.compile(re.escape(FILE_NAME))
 
 
 class ClaimReconciler:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         operations: has the ledger, and pods' cgroups.
@@ -82,7 +83,7 @@ class ClaimReconciler:
         *,
         root: str,
         driver: str,
-        claims: Claims | None = None,
+        claims: ClaimReader | None = None,
         leftovers: DevicePluginLeftovers | None = None,
     ) -> None:
         self._operations = operations
@@ -122,7 +123,7 @@ class ClaimReconciler:
         )
 
     def kubelet_seen(self) -> None:
-        """A life of kubelet registered the driver: nothing is touched before its record is read."""
+        """A kubelet instance registered the driver: its record is read before any work."""
         self._queue.unsync()
         self._wake.set()
 
@@ -140,7 +141,7 @@ class ClaimReconciler:
             while True:
                 self._wake.clear()
                 read = await self.reconcile()
-                if not serves and read and not self._ledger.holders:
+                if not serves and read and not self._ledger.claim_owners:
                     return
                 waits = self._waits or not read or not serves
                 with suppress(TimeoutError):
@@ -152,7 +153,7 @@ class ClaimReconciler:
 
     async def reconcile(self) -> bool:
         """Look at the record once; returns whether it could be read."""
-        before, calls = set(self._ledger.holders), self._ends.calls.copy()
+        before, calls = set(self._ledger.claim_owners), self._ends.calls.copy()
         try:
             self._ends.recorded = record = await self._read()
             gone = await asyncio.to_thread(
@@ -164,7 +165,7 @@ class ClaimReconciler:
                 self.problem = self._leftovers.problem
                 return False
             stale = {uid for uid, one in record.items() if one.pods and one.pods <= gone}
-            self._adopt(record, stale - self._ledger.holders.keys())
+            self._adopt(record, stale - self._ledger.claim_owners.keys())
         except FpgaPluginError as error:
             self._report(error)
             return False
@@ -173,7 +174,7 @@ class ClaimReconciler:
             log.info("kubelet's record of claims read", claims=len(record))
             # Not before: of a claim that the journal lost the file is still needed, unless nobody
             # of whom kubelet knows can have it.
-            known = {uid for uid, one in self._ledger.holders.items() if not one.ended}
+            known = {uid for uid, one in self._ledger.claim_owners.items() if not one.ended}
             await self._files.keep(known | (record.keys() - stale))
             self._queue.sync()
         self._waits = self._leftovers is not None and self._leftovers.waits
@@ -181,12 +182,12 @@ class ClaimReconciler:
             try:
                 if uid in record:
                     await self._part(record[uid], calls[uid])
-                elif (holder := self._ledger.holders.get(uid)) is not None:
-                    await self._end_if_over(holder)
+                elif (owner := self._ledger.claim_owners.get(uid)) is not None:
+                    await self._end_if_over(owner)
             except FpgaPluginError as error:
                 self._waits = True
                 log.warning("claim cannot be ended", claim=uid, error=str(error))
-        self._lost &= self._ledger.holders.keys() - record.keys()
+        self._lost &= self._ledger.claim_owners.keys() - record.keys()
         return True
 
     def _report(self, error: FpgaPluginError) -> None:
@@ -200,7 +201,7 @@ class ClaimReconciler:
             log.warning(
                 "ResourceClaims may still have devices, which are given to nobody",
                 error=self.problem,
-                claims=[one.full_name for one in self._ledger.holders.values()],
+                claims=[one.full_name for one in self._ledger.claim_owners.values()],
                 hint="start the plugin with FPGA_PLUGIN_MODE=dra until their pods are gone"
                 " (docs/dra.md)",
             )
@@ -214,7 +215,7 @@ class ClaimReconciler:
         path = os.path.join(self._root, FILE_NAME)
         if self._claims is None and not await asyncio.to_thread(os.path.exists, path):
             raise RecordUnreadableError(f"kubelet's record {path} is not there")
-        drivers = {self._driver, *(one.driver for one in self._ledger.holders.values())}
+        drivers = {self._driver, *(one.driver for one in self._ledger.claim_owners.values())}
         cards = frozenset(self._ledger.cards)
 
         def ours(driver: str, devices: frozenset[str]) -> bool:
@@ -234,13 +235,13 @@ class ClaimReconciler:
         refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
         if self._leftovers is None:  # the device plugin API has its own records to read
             if not refused:
-                ledger.resource_claims.claims_read()
+                ledger.dra.claims_read()
             return
-        ledger.resource_claims.claims_read()
+        ledger.dra.claims_read()
         # Of what cannot be adopted it is not known who has it: its card stays back.
         settled = ledger.unreconciled & self._leftovers.settled
         cards = {card for card in settled if not any(_of_card(name, card) for name in refused)}
-        ledger.allocations.reconciled(cards)
+        ledger.device_plugin.reconciled(cards)
         for card in cards:
             self._queue.add(card)
 
@@ -251,18 +252,18 @@ class ClaimReconciler:
             JournalError: it cannot be written down.
         """
         ledger = self._ledger
-        holder = ledger.holders.get(one.uid)
-        if holder is not None and holder.ended:
+        owner = ledger.claim_owners.get(one.uid)
+        if owner is not None and owner.ended:
             return set()
         names = {*one.devices}
-        if holder is not None:
-            ledger.resource_claims.join(one.uid, one.pods)
-            # What a damaged journal lost of it: a holder and its claims are written as one.
-            names = {device_name(d) for d in holder.devices if d not in ledger.claims}
+        if owner is not None:
+            ledger.dra.join(one.uid, one.pods)
+            # What a damaged journal lost of it: a owner and its claims are written as one.
+            names = {device_name(d) for d in owner.devices if d not in ledger.allocations}
         if not names:
             return set()  # all of it is known, or it is only about to be prepared
         try:
-            ledger.resource_claims.adopt_holder(holder or self._holder(one), one.pods)
+            ledger.dra.adopt_claim(owner or self._holder(one), one.pods)
         except JournalError:
             raise
         except (ValueError, FpgaPluginError) as error:
@@ -271,14 +272,14 @@ class ClaimReconciler:
         log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         return set()
 
-    def _holder(self, one: RecordedClaim) -> Holder:
+    def _holder(self, one: RecordedClaim) -> ClaimOwner:
         """A claim as the record has it.
 
         Raises:
             ValueError: a device has no name of ours.
         """
         devices = {parse_device_name(name): names for name, names in one.devices.items()}
-        return Holder(
+        return ClaimOwner(
             uid=one.uid,
             namespace=one.namespace,
             name=one.name,
@@ -298,50 +299,50 @@ class ClaimReconciler:
         """
         uid = recorded.uid
         if self._ends.calls[uid] == calls:
-            self._ledger.resource_claims.part(uid, recorded.pods)
+            self._ledger.dra.part(uid, recorded.pods)
         else:  # kubelet writes its record just before it calls: it is read once more
             self._wake.set()
-        left = [one for one in self._ledger.resource_claims.tenancies_of_holder(uid) if one.left]
+        left = [one for one in self._ledger.dra.tenancies_of_claim(uid) if one.left]
         gone = [one for one in left if await self._operations.living([one]) is None]
-        self._ledger.allocations.end_tenancies(gone)
+        self._ledger.device_plugin.end_tenancies(gone)
         self._waits |= len(gone) < len(left)
 
-    async def _end_if_over(self, holder: Holder) -> None:
+    async def _end_if_over(self, owner: ClaimOwner) -> None:
         """End a claim that kubelet's record lacks, if nobody uses it.
 
         Raises:
             FpgaPluginError: not now: the journal or the claim's file cannot be written.
         """
-        uid = holder.uid
-        if not holder.ended:
+        uid = owner.uid
+        if not owner.ended:
             if uid not in self._lost:
                 self._lost.add(uid)
                 log.warning(
                     "kubelet's record lacks a claim",
-                    **ClaimRef.of(holder).logged,
-                    devices=list(holder.devices),
-                    pods=sorted(self._ledger.pods_of(holder.devices)),
+                    **ClaimRef.of(owner).logged,
+                    devices=list(owner.devices),
+                    pods=sorted(self._ledger.pods_of(owner.devices)),
                     hint="its devices are kept until its pods are gone and, with"
                     " FPGA_PLUGIN_MODE=dra, the API server says that it is over",
                 )
-            if not await self._is_over(holder):
+            if not await self._is_over(owner):
                 self._waits = True
                 return
-            await self._files.remove(uid, holder)
-            log.warning("claim ended without a call", **ClaimRef.of(holder).logged)
+            await self._files.remove(uid, owner)
+            log.warning("claim ended without a call", **ClaimRef.of(owner).logged)
             await self._ends.end(uid)
         self._waits |= not await self._ends.forget(uid)
 
-    async def _is_over(self, holder: Holder) -> bool:
+    async def _is_over(self, owner: ClaimOwner) -> bool:
         """Whether nobody uses a claim that kubelet's record lacks.
 
         Raises:
             FpgaPluginError: kubelet's record cannot be read, or the journal not be written.
         """
-        uid, ledger = holder.uid, self._ledger
+        uid, ledger = owner.uid, self._ledger
         if self._claims is not None:
             try:
-                claim = await self._claims.get(ClaimRef.of(holder), holder.driver)
+                claim = await self._claims.get(ClaimRef.of(owner), owner.driver)
             except NoSuchClaimError:
                 pass
             except FpgaPluginError as error:
@@ -349,16 +350,13 @@ class ClaimReconciler:
                 return False
             else:
                 if claim.reserved:
-                    ledger.resource_claims.join(uid, claim.pods)
+                    ledger.dra.join(uid, claim.pods)
                     return False
-        ledger.resource_claims.part(uid, ())  # the API server's word, and the record's
-        if (
-            await self._operations.living(ledger.resource_claims.tenancies_of_holder(uid))
-            is not None
-        ):
+        ledger.dra.part(uid, ())  # the API server's word, and the record's
+        if await self._operations.living(ledger.dra.tenancies_of_claim(uid)) is not None:
             return False
         # Kubelet may have begun to prepare it in the meantime.
-        return uid not in await self._read() and ledger.holders.get(uid) is not None
+        return uid not in await self._read() and ledger.claim_owners.get(uid) is not None
 
 
 def _of_card(device: str, card: str) -> bool:

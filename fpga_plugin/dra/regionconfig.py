@@ -116,7 +116,7 @@ def _parsed(said: _RegionConfig, *, from_class: bool) -> RegionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DeviceTarget:
     """What one device is to become.
 
     Attributes:
@@ -128,25 +128,25 @@ class Wish:
     settings: DriverSettings = field(default_factory=DriverSettings)
 
 
-def merged(of_claim: Sequence[RegionConfig]) -> Wish:
+def merged(of_claim: Sequence[RegionConfig]) -> DeviceTarget:
     """What a claim asks for: of several entries the last that says something holds."""
     bitstream, clock, debug = None, None, None
     for one in of_claim:
         bitstream = bitstream if one.bitstream is None else one.bitstream
         clock = clock if one.clock is None else one.clock
         debug = debug if one.debug is None else one.debug
-    return Wish(bitstream, DriverSettings(clock=clock, debug=bool(debug)))
+    return DeviceTarget(bitstream, DriverSettings(clock=clock, debug=bool(debug)))
 
 
-def within(of_class: Iterable[RegionConfig], wish: Wish, device: str) -> Wish:
-    """A wish as the class allows it, with what the class pins.
+def within(of_class: Iterable[RegionConfig], target: DeviceTarget, device: str) -> DeviceTarget:
+    """A target as the class allows it, with what the class pins.
 
     Every entry of the class holds, whoever asks: a claim's config, or a container's variables.
 
     Raises:
         NotPermittedError: the class does not allow it.
     """
-    bitstream, clock, debug = wish.bitstream, wish.settings.clock, wish.settings.debug
+    bitstream, clock, debug = target.bitstream, target.settings.clock, target.settings.debug
     for one in of_class:
         if one.bitstream is not None:
             if bitstream not in {None, one.bitstream}:
@@ -164,7 +164,7 @@ def within(of_class: Iterable[RegionConfig], wish: Wish, device: str) -> Wish:
         if one.choices is not None and bitstream not in one.choices:
             asked = bitstream or "no bitstream"
             raise _not_in_class(device, asked, f"lists {len(one.choices)} others")
-    return Wish(bitstream, DriverSettings(clock=clock, debug=debug))
+    return DeviceTarget(bitstream, DriverSettings(clock=clock, debug=debug))
 
 
 def _not_in_class(device: str, asked: object, rule: str) -> NotPermittedError:

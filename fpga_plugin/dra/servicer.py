@@ -1,8 +1,8 @@
-"""Kubelet's calls of the second door: messages in, `ClaimLife` behind, messages out.
+"""Kubelet's DRA calls: messages in, `ClaimLifecycle` behind, messages out.
 
-All claims of a call are served at the same time, so that one that waits for a former owner does not
-hold up another, and each has an answer of its own: an error of one is no error of the call. A claim
-that kubelet names twice is served once.
+All claims of a call are served at the same time, so that one that waits for an earlier tenant does
+not hold up another, and each has an answer of its own: an error of one is no error of the call. A
+claim that kubelet names twice is served once.
 """
 
 import asyncio
@@ -20,18 +20,19 @@ from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra.claim import ClaimRef
-from fpga_plugin.dra.life import ClaimLife, PreparedDevice
+from fpga_plugin.dra.evictions import Evictions
+from fpga_plugin.dra.lifecycle import ClaimLifecycle, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
-from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import statuses, unary
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.kubernetes.names import parse_name
+from fpga_plugin.kubernetes.names import parse_claim_uid, parse_name
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""What kubelet is told that is served; of each service it takes the first that it knows."""
+"""What kubelet is sent that is served; of each service it takes the first that it knows."""
 
 MAX_CLAIMS: Final = 256
 """Of one call; a pod has at most a few dozen."""
@@ -54,11 +55,20 @@ class DraServicer:
         ledger: has the devices' health.
         pool: our node's.
         recorder: tells pods and operators what was refused.
+        evictions: knows which pods should not be there any more.
     """
 
-    def __init__(self, life: ClaimLife, ledger: Ledger, pool: str, recorder: EventRecorder) -> None:
+    def __init__(
+        self,
+        lifecycle: ClaimLifecycle,
+        ledger: Ledger,
+        pool: str,
+        recorder: EventRecorder,
+        evictions: Evictions,
+    ) -> None:
         self._recorder = recorder
-        self._life = life
+        self._evictions = evictions
+        self._lifecycle = lifecycle
         self._ledger = ledger
         self._pool = pool
         self._since: dict[tuple[DeviceId, bool], int] = {}
@@ -94,7 +104,7 @@ class DraServicer:
     ) -> dra.NodePrepareResourcesResponse:
         async def one(claim: dra.Claim) -> dra.NodePrepareResourceResponse:
             async def served(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
-                devices = await self._life.prepare(ref)
+                devices = await self._lifecycle.prepare(ref)
                 self._recorder.served([each.device for each in devices], ref.full_name)
                 return dra.NodePrepareResourceResponse(
                     devices=[self._device(each) for each in devices]
@@ -119,7 +129,7 @@ class DraServicer:
         async def one(claim: dra.Claim) -> dra.NodeUnprepareResourceResponse:
             async def served(ref: ClaimRef) -> None:
                 self._recorder.served([], ref.full_name)
-                await self._life.unprepare(ref)
+                await self._lifecycle.unprepare(ref)
 
             _, problem = await _served("NodeUnprepareResources", claim, served)
             return dra.NodeUnprepareResourceResponse(error=problem)
@@ -128,12 +138,15 @@ class DraServicer:
 
     def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
         """Tell whose pod waits, and why."""
-        claim = self._life.read(ref.uid)
+        claim = self._lifecycle.read(ref.uid)
         names = {} if claim is None else claim.names
         pod = next(iter(names)) if len(names) == 1 else None
         identity = Identity(pod, name=names[pod] if pod else None, claim=ref.full_name)
         devices = [] if claim is None else [one.device for one in claim.devices]
         self._recorder.refused(identity, devices, error)
+        if overdue := self._evictions.overdue(ref, claim, devices):
+            _log.warning("pod not evicted", **ref.logged, reason=overdue)
+            self._recorder.not_evicted(identity, devices, overdue)
 
     # ---------------------------------------------------------------- health
 
@@ -145,7 +158,7 @@ class DraServicer:
 
         async def handler(stream: Stream[Any, Any]) -> None:
             wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
-            changed = {card_of(device) for device in self._ledger.claims}
+            changed = {card_of(device) for device in self._ledger.allocations}
             known: dict[CardId, dict[DeviceId, str]] = {}
 
             def note(card: CardId | None) -> None:
@@ -179,9 +192,9 @@ class DraServicer:
         """Why each owned device of a card is not well; empty if it is."""
         ledger = self._ledger
         found = {}
-        for claim in ledger.claims_on(card):
-            why = ledger.obstacles.first(claim.device, Stops.OWNER)
-            found[claim.device] = "" if why is None else why.cause or why.message
+        for allocation in ledger.allocations_on(card):
+            why = ledger.obstacles.first(allocation.device, Stops.OWNER)
+            found[allocation.device] = "" if why is None else why.cause or why.message
         return found
 
     def _message(self, package: Any, conditions: dict[DeviceId, str]) -> Any:

@@ -1,4 +1,4 @@
-"""Keeps this node's ResourceSlices as the ledger wants them, for ever.
+"""Keeps this node's ResourceSlices as the ledger targets them, for ever.
 
 Others write here too: kubelet deletes the slices of its node at its own start, and a driver's 30 s
 after it lost the connection to it; the garbage collector deletes them with the node. So the own
@@ -6,7 +6,7 @@ slices are watched, and whatever is not as it ought to be is written again: what
 what is obsolete is deleted. What fails is tried again, less and less often, and never given up.
 
 Nothing happens between two changes. A change waits for a moment before it is written, since most
-that the ledger tells change nothing here, or are undone at once (a region between two owners).
+that the ledger reports change nothing here, or are undone at once (a region between two owners).
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from fpga_plugin.dra.desired import Form, Slice
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Plan,
@@ -28,7 +29,6 @@ from fpga_plugin.dra.pool import (
     lost,
     meaning,
 )
-from fpga_plugin.dra.wanted import Form, Slice
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.apiserver.mirror import Mirror
@@ -63,7 +63,7 @@ _slice = msgspec.json.Decoder(ResourceSlice)
 
 
 class SliceReconciler:
-    """The slices of one driver on one node. Belongs to the event loop.
+    """The slices of one driver on one node.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
@@ -74,7 +74,7 @@ class SliceReconciler:
         backoff: how long to wait after failures.
 
     Attributes:
-        form: what the server understands, as far as known. With a new list it is asked anew: the
+        form: what the server understands, as far as known. With a new list it is asked again: the
             server may be another one by then.
         problem: why the slices may be old; empty if they are not.
         published: they were, once, as they ought to be.
@@ -113,11 +113,11 @@ class SliceReconciler:
         self.published = False
 
     def wake(self) -> None:
-        """Something changed: compare anew."""
+        """Something changed: compare again."""
         self._changed.set()
 
     async def caught_up(self) -> None:
-        """Wait until the scheduler has been told what is so now; no longer than TELL_SECONDS.
+        """Wait until the scheduler has been notified what is so now; no longer than TELL_SECONDS.
 
         Not at all while nothing is published: kubelet lacks the driver, or there is no list yet.
         """
@@ -266,7 +266,7 @@ class SliceReconciler:
         """Learn how a slice is now, without waiting for the watch.
 
         Raises:
-            ApiServerError: the server does not tell, or the name is another's.
+            ApiServerError: the server does not say, or the name is another's.
         """
         try:
             there = _decoded(await server.call("GET", f"{COLLECTION}/{name}"), name)

@@ -3,7 +3,7 @@
 The counters (`aer_dev_fatal`, `aer_dev_correctable`: Linux, sysfs-bus-pci-devices-aer_stats) only
 grow, and say nothing of when. So what they said when the card was first looked at, working, counts
 as well, and more is trouble. It stays trouble until the card is another one or the operator has
-looked: nothing in the counters tells that the link is sound again.
+looked: nothing in the counters says that the link is sound again.
 """
 
 import re

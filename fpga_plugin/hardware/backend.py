@@ -93,7 +93,7 @@ class UserClock:
     """A region's user clock, as it runs now.
 
     Attributes:
-        high: MHz; None: it cannot be told.
+        high: MHz; None: it is unknown.
         low: its half-rate clock in MHz; None: it cannot be told, or is not there.
         source: by what it was measured, or why it cannot be; for people.
     """
@@ -109,7 +109,7 @@ class DriverSettings:
 
     Attributes:
         clock: user clock in MHz; None: the default.
-        debug: log port errors during the claim.
+        debug: log port errors during the allocation.
     """
 
     clock: int | None = None
@@ -129,7 +129,7 @@ class Backend(Protocol):
         """Everything there is. One card that cannot be read is a problem of that card only."""
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
-        """One card anew; None when it is gone."""
+        """One card again; None when it is gone."""
 
     def open_port(self, card: Card, region: Region) -> AbstractContextManager[Port]:
         """Open a region exclusively.
@@ -157,7 +157,7 @@ class Backend(Protocol):
             HardwareError: they cannot be read.
         """
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         """Whether holding the region took something that `give_back` returns.
 
         Of a region that was scanned. Touches nothing and does not block: the event loop asks.
@@ -256,7 +256,7 @@ class Backend(Protocol):
         """Take the card's driver off and put it on again, which un-poisons its ports.
 
         Every port is opened exclusively and closed again first: nobody may have one open. The card
-        has to be scanned anew afterwards.
+        has to be scanned again afterwards.
 
         Raises:
             RefusedError: it must not be done now; nothing was touched.

@@ -96,10 +96,10 @@ class Families:
         """The device numbers of a held region's nodes."""
         return self._of(region.card).numbers(region)
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         """Whether holding the region took something. Asked on the event loop: looks nowhere."""
         known = self._of_card.get(region.card)
-        return known is not None and known.borrowed(region)
+        return known is not None and known.bound_by_plugin(region)
 
     def give_back(self, card: Card, region: Region) -> None:
         """Return what was taken."""

@@ -62,7 +62,7 @@ class LinuxKernel:
     def instance(self, path: str) -> int:
         """The directory's inode number.
 
-        sysfs numbers its nodes upwards, and when it begins anew it raises the number's upper half
+        sysfs numbers its nodes upwards, and when it begins again it raises the number's upper half
         (fs/kernfs/dir.c, __kernfs_new_node; before Linux 5.5 the same number may come again after
         2^31 others). The times of a directory say nothing: they are those of its cached inode.
         """

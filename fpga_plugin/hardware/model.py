@@ -27,7 +27,7 @@ class Iommu(enum.Enum):
     """No IOMMU: the same."""
 
     UNKNOWN = "unknown"
-    """The kernel does not tell."""
+    """The kernel does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,8 @@ class Assumption:
 
     Attributes:
         says: what.
-        verdict: whether it holds, as far as reading tells.
-        seen: where that was read and what it said, or why it cannot be told.
+        verdict: whether it holds, as far as reading shows.
+        seen: where that was read and what it said, or why it is unknown.
     """
 
     says: str

@@ -1,4 +1,4 @@
-"""Kernel uevents: tells the event loop when cards, ports and their drivers come and go.
+"""Kernel uevents: reports to the event loop when cards, ports and their drivers come and go.
 
 The events are the kernel's own, not udev's: they reach a pod without hostNetwork, and need no
 udevd. They come through libudev on a netlink socket that the loop watches; there is no thread.
@@ -53,7 +53,7 @@ class UdevEvents:
     Start it before the first scan: what changes in between is then seen twice, never missed.
 
     Args:
-        sysfs_root: where the node's /sys is, which tells the card of a virtual function.
+        sysfs_root: where the node's /sys is, which reports the card of a virtual function.
     """
 
     def __init__(self, sysfs_root: str = "/sys") -> None:

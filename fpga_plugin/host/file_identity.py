@@ -30,10 +30,10 @@ def inode_at(path: str) -> Inode | None:
         return None
 
 
-def life_of(found: os.stat_result) -> str:
+def instance_of(found: os.stat_result) -> str:
     """One life of a file that is made and removed but not changed, as a socket: `dev:ino:ctime`.
 
-    The journal keeps it: kubelet's epoch is the life of its socket.
+    The journal keeps it: kubelet's instance is the life of its socket.
     """
     return f"{found.st_dev}:{found.st_ino}:{found.st_ctime_ns}"
 

@@ -1,6 +1,6 @@
 """A file of the operator's: read at the start, and again when it changes.
 
-`host.watcher` tells of a change, however the file is replaced. It does not see everything (a
+`host.watcher` reports a change, however the file is replaced. It does not see everything (a
 network file system), so who can wait looks too, by one `stat` (`current`).
 
 A version that cannot be read or is wrong changes nothing: the one before stays in force, and every
@@ -73,7 +73,7 @@ def read_file(path: str, kind: Kind[T], *, guarded: bool) -> tuple[T, Version]:
 
 
 class FollowedFile(ABC, Generic[T]):
-    """What a file says, as of its last good version. Belongs to the event loop.
+    """What a file says, as of its last good version.
 
     Args:
         path: of the file; absolute.

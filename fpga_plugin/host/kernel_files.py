@@ -1,4 +1,4 @@
-"""What the kernel tells in small text files, such as those of /proc and of control groups."""
+"""What the kernel reports in small text files, such as those of /proc and of control groups."""
 
 
 def lines_of(path: str) -> list[str]:

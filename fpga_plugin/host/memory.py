@@ -1,6 +1,6 @@
 """How much memory this process may have: its control group's limit, else the machine's memory.
 
-What goes beyond the limit of its pod ends the plugin, at each start anew. So what may be large
+What goes beyond the limit of its pod ends the plugin, at each start again. So what may be large
 looks here before it takes memory.
 """
 
@@ -20,7 +20,8 @@ def memory_limit(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int
     """The least of the limits that hold for this process, in bytes.
 
     A container sees its own group as the root of `cgroups` or, where it shares the node's cgroup
-    namespace, by the path that `/proc/self/cgroup` tells (cgroups(7)). Each group above limits too.
+    namespace, by the path that `/proc/self/cgroup` reports (cgroups(7)). Each group above limits
+    too.
     """
     limits = [*_group_limits(proc, cgroups), *_machine(proc)]
     return min(limits, default=UNKNOWN)

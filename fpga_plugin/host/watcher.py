@@ -27,7 +27,7 @@ import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.host.file_identity import Version, inode_at, version_at
-from fpga_plugin.host.threads import LateError, Threads
+from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.host.ticks import next_tick
 from fpga_plugin.host.trusted_files import lookups
 
@@ -37,7 +37,7 @@ RECHECK_SECONDS: Final = 60.0
 """Between two looks where inotify says nothing."""
 
 ANSWER_SECONDS = 5.0
-"""How long a look may take before a target is told that its file system does not answer."""
+"""How long a look may take before a target is notified that its file system does not answer."""
 
 _ABOVE = (Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB) | Mask.ONLYDIR
 _INSIDE = _ABOVE | Mask.CLOSE_WRITE
@@ -133,7 +133,7 @@ class Look:
 
 
 def hint_for(error: OSError) -> str:
-    """What the operator can do about an error that `Target.unwatched` tells."""
+    """What the operator can do about an error that `Target.unwatched` reports."""
     if error.errno in {errno.EMFILE, errno.ENOSPC}:
         return "raise fs.inotify.max_user_instances or fs.inotify.max_user_watches"
     return "check the directory's permissions and the file system that holds it"
@@ -163,7 +163,7 @@ class Target(Protocol):
 
 
 class Watcher:
-    """Watches one target. Belongs to the event loop."""
+    """Watches one target."""
 
     def __init__(
         self,
@@ -188,7 +188,9 @@ class Watcher:
         self._name = name
         self._recheck = recheck
         self._retry = recheck if retry is None else retry
-        self._threads: Threads[str] | None = None if local else Threads(f"{name}-watch", most=1)
+        self._threads: KeyedThreads[str] | None = (
+            None if local else KeyedThreads(f"{name}-watch", most=1)
+        )
         self._inotify: Inotify | None = None
         self._watches: dict[int, set[str] | None] = {}
         self._versions: dict[str, Version] | None = None
@@ -203,7 +205,7 @@ class Watcher:
         self._task = asyncio.create_task(self._run(), name=f"{self._name} watcher")
 
     async def ready(self) -> None:
-        """Wait until changes are noticed, or the target was told that they are not.
+        """Wait until changes are noticed, or the target was notified that they are not.
 
         What happened before that is not reported: look at the files after it.
         """
@@ -296,7 +298,7 @@ class Watcher:
         return names is None or bool(event.mask & _GONE) or str(event.name) in names
 
     async def _look(self) -> Look:
-        """Look, however long that takes; the target is told if it is long."""
+        """Look, however long that takes; the target is notified if it is long."""
         if self._threads is None:
             return self._look_now()
         while True:

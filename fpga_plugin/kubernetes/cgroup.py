@@ -38,7 +38,7 @@ from msgspec import Meta
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.host.file_identity import inode_at, inode_of
 from fpga_plugin.host.kernel_files import lines_of
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -215,7 +215,7 @@ class PodCgroups:
         if alive and not self._told_unknown:
             self._told_unknown = True
             log.warning(
-                "cgroups do not tell whether a pod still runs",
+                "cgroups do not say whether a pod still runs",
                 pod=pod_uid,
                 trees=self._trees,
                 missed=self._missed,
@@ -359,7 +359,7 @@ def known_gone(cgroups: PodCgroups, pods: Iterable[PodUid]) -> set[PodUid]:
 def _own_pod() -> list[str]:
     """The uid of the pod that the plugin runs in, if it runs in one.
 
-    Its cgroup's path tells, unless a cgroup namespace hides it; then what kubelet mounts does.
+    Its cgroup's path reports, unless a cgroup namespace hides it; then what kubelet mounts does.
     """
     for line in lines_of(_OWN):
         if found := _OWN_POD.findall(line):

@@ -1,4 +1,4 @@
-"""Names that kubelet's records carry, parsed before anything else sees them.
+"""Kubernetes' own ids and names, parsed before anything else sees them.
 
 Kubelet validated them when the pod was admitted, so a name that does not parse here means that the
 record has changed its shape: the reader then has to say that it knows nothing, rather than skip the
@@ -6,12 +6,22 @@ entry, because a missing entry means "released" to others.
 """
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, NewType
 
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import PodUid, ResourceName, kind_of
+
+PodUid = NewType("PodUid", str)
+"""`metadata.uid` of a pod, as kubelet's checkpoint writes it."""
+
+ClaimUid = NewType("ClaimUid", str)
+"""`metadata.uid` of a ResourceClaim; it may be a part of a file's name."""
+
+ResourceName = NewType("ResourceName", str)
+"""An extended resource as kubelet calls it."""
 
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_CLAIM_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _RESOURCE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -53,25 +63,25 @@ def parse_name(text: str) -> str:
     return text
 
 
-def is_ours(resource: str, prefix: str) -> bool:
-    """Whether devices of a resource may be devices of this node's cards.
+def parse_claim_uid(text: str) -> ClaimUid:
+    """A claim's uid: usually 8-4-4-4-12; the API promises no more than an opaque string.
 
-    So is every resource in the domain `prefix` (`fpga.intel.com`), whoever serves it. And every one
-    that is called as this plugin calls its own, in whatever domain: pods keep what they were given
-    when the operator changes the prefix, and kubelet keeps its name.
+    Raises:
+        ValueError: `text` is empty, too long, or has other characters than letters, digits, dashes.
     """
-    return resource.startswith(f"{prefix}/") or kind_of(resource) is not None
+    if not _CLAIM_UID.fullmatch(text):
+        msg = "not a claim's uid"
+        raise ValueError(msg)
+    return ClaimUid(text)
 
 
-def parse_resource(text: str, prefix: str) -> ResourceName:
-    """A resource of `is_ours`; kubelet's rule for the part after the `/`.
+def parse_resource(text: str, ours: Callable[[str], bool]) -> ResourceName:
+    """A resource that the caller serves (`ours`); kubelet's rule for the part after the `/`.
 
     Raises:
         ValueError: `text` is something else.
     """
-    domain, _, name = text.partition("/")
-    of_prefix = domain == prefix and _RESOURCE.fullmatch(name) is not None
-    if not of_prefix and kind_of(text) is None:
-        msg = f"{quote(text)} is no resource of {quote(prefix)}"
+    if not _RESOURCE.fullmatch(text.partition("/")[2]) or not ours(text):
+        msg = f"{quote(text)} is no resource of this plugin"
         raise ValueError(msg)
     return ResourceName(text)

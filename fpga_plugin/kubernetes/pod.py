@@ -1,4 +1,4 @@
-"""A pod as a source tells it: what its containers' environments are made of, and which of them run.
+"""A pod as a source reports it: its containers' environments, and which of them run.
 
 Two sources tell it (`podsapi`, `apiserver`), in two encodings of the same core/v1 Pod; from here on
 there is one. Values of variables are a tenant's own and may be secrets: a `Pod` lives for the time
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fpga_plugin.errors import NoSourceError, quote
-from fpga_plugin.ids import PodUid
-from fpga_plugin.kubernetes.names import PodName, parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import PodName, PodUid, parse_name, parse_pod_uid
 
 SANDBOX_CONDITION: Final = "PodReadyToStartContainers"
 """False while kubelet is about to make a sandbox; on by default since Kubernetes 1.29."""

@@ -15,7 +15,7 @@ from fpga_plugin.observability.schema import (
     ProgrammedView,
     ReadingView,
 )
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.view import learn_names, view
 from fpga_plugin.plugin import Plugin
 
@@ -23,7 +23,7 @@ EVENTS = 20
 """Of a card's history that `card show` has."""
 
 
-async def operate(survey: Survey, word: str, card: str) -> Mapping[str, object]:
+async def operate(context: StatusContext, word: str, card: str) -> Mapping[str, object]:
     """Do to a card what the command line's word says.
 
     Raises:
@@ -31,7 +31,7 @@ async def operate(survey: Survey, word: str, card: str) -> Mapping[str, object]:
         InvalidRequestError: there is no such operation.
         FpgaPluginError: it is refused, or failed; see `CardActions`.
     """
-    plugin = survey.running()
+    plugin = context.running()
     actions = plugin.actions
     services = {
         "drain": actions.drain,
@@ -46,13 +46,13 @@ async def operate(survey: Survey, word: str, card: str) -> Mapping[str, object]:
             found = await actions.functions(card, make=word == "functions-make")
             return {"card": card, "functions": [function_view(one) for one in found]}
         case "inspect":
-            return {**await _inspect(survey, plugin, card)}
+            return {**await _inspect(context, plugin, card)}
     raise InvalidRequestError(f"there is no operation {quote(word)}")
 
 
 async def _state(plugin: Plugin, state: CardState) -> CardStateView:
     """How far a card is from being pulled, and whose devices wait for that."""
-    if state.holders:
+    if state.owners:
         await learn_names(plugin.ledger, plugin.node.pods)
     held = by_device(plugin.ledger)
     return {
@@ -68,14 +68,14 @@ async def _state(plugin: Plugin, state: CardState) -> CardStateView:
                 "started": holder.started,
                 "since": holder.since or None,
             }
-            for holder in state.holders
+            for holder in state.owners
         ],
         "waits_for": list(state.waits_for),
         "not_clean": list(state.not_clean),
     }
 
 
-async def _inspect(survey: Survey, plugin: Plugin, wanted: str) -> InspectionView:
+async def _inspect(context: StatusContext, plugin: Plugin, wanted: str) -> InspectionView:
     """A card as its hardware shows it now, beside what the plugin knows of it.
 
     Reads only, and no port is opened for it: a container that has a region does not notice.
@@ -83,23 +83,23 @@ async def _inspect(survey: Survey, plugin: Plugin, wanted: str) -> InspectionVie
     Raises:
         UnknownDeviceError: there is no such card.
     """
-    shown = [card for card in (await view(survey))["cards"] if card["card"] == wanted]
+    shown = [card for card in (await view(context))["cards"] if card["card"] == wanted]
     if not shown:
         raise UnknownDeviceError(
             f"no card {quote(wanted)} on this node", hint="`fpga-plugin status` lists them"
         )
     card_id = CardId(shown[0]["card"])
     card = plugin.ledger.cards.get(card_id)
-    readings = (await survey.readings()).get(card_id, Readings())
+    readings = (await context.readings()).get(card_id, Readings())
     return {
         "card": shown[0],
         "errors": dict(readings.errors),
-        "regions": [] if card is None else await _afu_ids(survey, plugin, card),
-        "events": await survey.past.events(card_id, most=EVENTS),
+        "regions": [] if card is None else await _afu_ids(context, plugin, card),
+        "events": await context.history.events(card_id, most=EVENTS),
     }
 
 
-async def _afu_ids(survey: Survey, plugin: Plugin, card: Card) -> list[ReadingView]:
+async def _afu_ids(context: StatusContext, plugin: Plugin, card: Card) -> list[ReadingView]:
     """What each region's AFU id reads now."""
 
     def read() -> list[tuple[str, str]]:
@@ -119,21 +119,21 @@ async def _afu_ids(survey: Survey, plugin: Plugin, card: Card) -> list[ReadingVi
         {
             "region": region.id,
             "afu_id": afu_id,
-            "bitstream": survey.catalogue.name(afu_id),
+            "bitstream": context.catalogue.name(afu_id),
             "error": error,
         }
         for region, (afu_id, error) in zip(card.regions, found, strict=True)
     ]
 
 
-async def program(survey: Survey, asked: Mapping[str, str]) -> ProgrammedView:
+async def program(context: StatusContext, asked: Mapping[str, str]) -> ProgrammedView:
     """Program a region by hand; `asked` has `id`, `card`, `region` and `bitstream`.
 
     Raises:
         NotFinishedError: the plugin is still starting.
         FpgaPluginError: it is refused, or failed; see `HandProgrammer`.
     """
-    done = await survey.running().by_hand.program(
+    done = await context.running().by_hand.program(
         asked["id"], card=asked["card"], region=asked["region"], bitstream=asked["bitstream"]
     )
     return _programmed(done)

@@ -6,7 +6,7 @@ Pods' names are foreign text: whoever shows them makes them safe for a terminal 
 from collections.abc import Iterable, Mapping
 
 from fpga_plugin.allocation.exposure import memory_state
-from fpga_plugin.allocation.journal.records import Claim, Condition, Debug, RegionRecord
+from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold, RegionRecord
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.obstacles import FAILED, Obstacle, Stops
 from fpga_plugin.cards import functions
@@ -21,21 +21,21 @@ from fpga_plugin.observability.schema import (
     RefusalView,
     RegionView,
 )
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.unusable import unusable
 from fpga_plugin.plugin import Plugin
 
 
 def look(
-    survey: Survey,
+    context: StatusContext,
     plugin: Plugin,
     readings: Mapping[CardId, Readings],
     refusals: Iterable[RefusalView] = (),
 ) -> list[CardView]:
     """Every card that is there, or that is gone and still has an owner; in order of their ids."""
     ledger = plugin.ledger
-    of = _Cards(survey, plugin, readings, refusals)
-    gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
+    of = _Cards(context, plugin, readings, refusals)
+    gone = {card_of(device) for device in ledger.allocations} - ledger.cards.keys()
     return [of.card(card_id) for card_id in sorted(ledger.cards.keys() | gone)]
 
 
@@ -44,12 +44,12 @@ class _Cards:
 
     def __init__(
         self,
-        survey: Survey,
+        context: StatusContext,
         plugin: Plugin,
         readings: Mapping[CardId, Readings],
         refusals: Iterable[RefusalView],
     ) -> None:
-        self._survey, self._plugin, self._ledger = survey, plugin, plugin.ledger
+        self._context, self._plugin, self._ledger = context, plugin, plugin.ledger
         self._readings = readings
         api = plugin.device_plugin
         self._listed = (
@@ -58,7 +58,7 @@ class _Cards:
             else {
                 device.id: device.healthy
                 for name in plugin.link.status
-                for device in api.claims.devices(name)
+                for device in api.calls.devices(name)
             }
         )
         self._refused = {
@@ -67,7 +67,7 @@ class _Cards:
             if one["open"] and one["method"] != "Allocate"
             for device in one["devices"]
         }
-        self._holders = by_device(plugin.ledger)
+        self._claims = by_device(plugin.ledger)
 
     def card(self, card_id: CardId) -> CardView:
         ledger = self._ledger
@@ -82,7 +82,9 @@ class _Cards:
             "present": card is not None,
             "mode": ledger.mode(card_id).value,
             "drained": card_id in ledger.drained,
-            "memory": "" if card is None else memory_state(card, debt=card_id in ledger.debts),
+            "memory": ""
+            if card is None
+            else memory_state(card, pending=card_id in ledger.memory_clear_pending),
             "iommu": "" if card is None else card.iommu.value,
             "note": self._note(card_id, card),
             "passing": self._passing(card_id, card),
@@ -93,7 +95,7 @@ class _Cards:
 
     def _alias(self, interface_id: InterfaceId) -> str:
         """What people call it: as resources do, else as the store's manifest does now."""
-        return self._ledger.aliases.get(interface_id) or self._survey.catalogue.interface_alias(
+        return self._ledger.aliases.get(interface_id) or self._context.catalogue.interface_alias(
             interface_id
         )
 
@@ -103,8 +105,8 @@ class _Cards:
             return list(card.regions)
         return [
             Region(card_id, int(region.rpartition("-p")[2]), grant)
-            for claim in self._ledger.claims_on(card_id)
-            for region, grant in claim.grants.items()
+            for allocation in self._ledger.allocations_on(card_id)
+            for region, grant in allocation.grants.items()
         ]
 
     def _note(self, card_id: CardId, card: Card | None) -> str:
@@ -120,9 +122,9 @@ class _Cards:
         if not card.complete:
             notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
         strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
-        if lent := sorted({one.pod for one in strangers if one.pod is not None}):
+        if tenants := sorted({one.pod for one in strangers if one.pod is not None}):
             notes.append(
-                f"pod {', '.join(lent)} still runs and may open a region of it: device numbers"
+                f"pod {', '.join(tenants)} still runs and may open a region of it: device numbers"
                 " changed after it was given its node"
             )
         return "; ".join(notes)
@@ -136,12 +138,12 @@ class _Cards:
             notes.append(
                 "who has it is not known: kubelet's records were not read since it was found"
             )
-        if card_id in self._ledger.debts:
+        if card_id in self._ledger.memory_clear_pending:
             notes.append("its memory is not cleared yet" + self._memory_waits_for(card_id))
         return "; ".join(notes)
 
     def _memory_waits_for(self, card_id: CardId) -> str:
-        if self._ledger.claims_on(card_id):
+        if self._ledger.allocations_on(card_id):
             return ", because a region of it is in use"
         left = {one.pod for one in self._ledger.left_on(card_id) if one.pod is not None}
         if left:
@@ -153,10 +155,10 @@ class _Cards:
     def _region(self, region: Region) -> RegionView:
         ledger = self._ledger
         record = ledger.record(region.id)
-        claim = ledger.region_claim(region.id)
+        allocation = ledger.region_allocation(region.id)
         obstacles = list(ledger.obstacles.of(region.id))
-        kept = ledger.kept(region.id)
-        why = unusable(self._plugin, self._survey.settings.scrub, region)
+        kept = ledger.debug_hold(region.id)
+        why = unusable(self._plugin, self._context.settings.scrub, region)
         return {
             "region": region.id,
             "node": str(region.grant),
@@ -166,12 +168,12 @@ class _Cards:
             "failed": any(one.kind in FAILED for one in obstacles),
             "unusable": "" if why is None else why.value,
             "afu_id": record.afu_id or "",
-            "bitstream": self._survey.catalogue.name(record.afu_id or ""),
+            "bitstream": self._context.catalogue.name(record.afu_id or ""),
             "clock": self._clock(record),
-            "healthy": self._healthy(region, claim),
-            "refused": "" if claim is None else self._refusal(claim),
+            "healthy": self._healthy(region, allocation),
+            "refused": "" if allocation is None else self._refusal(allocation),
             "kept": None if kept is None else self._kept(kept),
-            "owner": None if claim is None else self._owner(claim),
+            "owner": None if allocation is None else self._owner(allocation),
         }
 
     def _reason(self, record: RegionRecord, obstacles: Iterable[Obstacle]) -> str:
@@ -186,20 +188,22 @@ class _Cards:
             waits = self._plugin.scrubber.waits_for(record.region)
         return "; its scrub waits: ".join(filter(None, (record.reason, waits)))
 
-    def _healthy(self, region: Region, claim: Claim | None) -> bool:
+    def _healthy(self, region: Region, allocation: Allocation | None) -> bool:
         """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
-        device = DeviceId(region.id) if claim is None else claim.device
+        device = DeviceId(region.id) if allocation is None else allocation.device
         if self._listed is not None:
             return self._listed.get(device, False)
-        stops = Stops.OFFER if claim is None else Stops.OWNER
+        stops = Stops.OFFER if allocation is None else Stops.OWNER
         return self._ledger.obstacles.first(device, stops) is None
 
-    def _refusal(self, claim: Claim) -> str:
+    def _refusal(self, allocation: Allocation) -> str:
         """Why the owner's container was not started; empty: it was not refused."""
-        use = self._holders.get(claim.device)
-        return self._refused.get((claim.device, "" if use is None else use.claim.full_name), "")
+        use = self._claims.get(allocation.device)
+        return self._refused.get(
+            (allocation.device, "" if use is None else use.claim.full_name), ""
+        )
 
-    def _kept(self, kept: Debug) -> KeptView:
+    def _kept(self, kept: DebugHold) -> KeptView:
         debugging = self._plugin.debugging
         return {
             "pod_uid": kept.pod,
@@ -215,11 +219,11 @@ class _Cards:
             return None
         return {"state": plan.state.value, "detail": plan.detail}
 
-    def _owner(self, claim: Claim) -> OwnerView:
+    def _owner(self, allocation: Allocation) -> OwnerView:
         return {
-            **who(claim.device, claim.pod, self._holders, self._plugin.node.pods.known),
-            "device": claim.device,
-            "resource": claim.resource,
-            "ownership": claim.ownership.value,
-            "since": claim.since or None,
+            **who(allocation.device, allocation.pod, self._claims, self._plugin.node.pods.known),
+            "device": allocation.device,
+            "resource": allocation.resource,
+            "ownership": allocation.ownership.value,
+            "since": allocation.since or None,
         }

@@ -65,7 +65,7 @@ class _Store:
 
 
 class Catalogue:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self) -> None:
         self._store = Fresh(_Store(), seconds=FRESH, wait=WAIT_SECONDS)
@@ -80,11 +80,11 @@ class Catalogue:
         return self._store.last.listed
 
     def interface_alias(self, interface_id: InterfaceId) -> str:
-        """What people call an interface id; empty where the store does not tell."""
+        """What people call an interface id; empty where the store does not say."""
         return self._store.last.interfaces.get(interface_id, "")
 
     def name(self, afu_id: str) -> str:
-        """What people call what a port shows; empty where the store does not tell."""
+        """What people call what a port shows; empty where the store does not say."""
         return self._store.last.names.get(afu_id, "")
 
 

@@ -73,7 +73,7 @@ _SLOW: Final = {
 
 
 class Connections:
-    """All connections of a listener; belongs to the event loop.
+    """All connections of a listener.
 
     Args:
         most: how many there may be at a time.

@@ -12,7 +12,8 @@ from grpclib.const import Status
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.instruments import Counter, Histogram
-from fpga_plugin.ids import CardId, DeviceId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 CALL_BUCKETS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),  # Allocate: tenths of a millisecond
@@ -25,7 +26,7 @@ _IMAGES: Final = {"program": "bitstream", "program blank": "blank"}
 
 
 class Counters:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self) -> None:
         self.calls = Counter()

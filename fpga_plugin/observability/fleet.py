@@ -1,7 +1,7 @@
 """All nodes of a cluster at a glance: each plugin's own status, by way of the API server.
 
 No service of its own: the pods are listed, and each is asked for /status.json through the API
-server's proxy (`pods/proxy`), a few at a time. A node that does not answer is told, and is no
+server's proxy (`pods/proxy`), a few at a time. A node that does not answer is reported, and is no
 reason to leave out another one. What a node answers is bounded and parsed like anybody's input.
 """
 
@@ -88,7 +88,7 @@ class Trouble(msgspec.Struct, frozen=True):
     drained: _Count
     failed: _Count
     never_cleared: _Count
-    kept: _Count = 0  # a plugin of before does not tell
+    kept: _Count = 0  # a plugin of before does not say
     unusable: dict[_Text, _Count] = {}  # the same
 
 

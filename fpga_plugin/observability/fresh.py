@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Fresh(Generic[T]):
-    """The last answer; belongs to the event loop.
+    """The last answer.
 
     Args:
         first: what there is before the first answer.

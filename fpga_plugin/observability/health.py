@@ -8,14 +8,14 @@ kubelet holds its stream. A node without cards has nothing to register and is re
 import asyncio
 from typing import Final
 
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 
 THREAD_SECONDS: Final = 5.0
 """How long the thread pool may take to answer."""
 
 
 async def not_live(*, seconds: float = THREAD_SECONDS) -> str:
-    """Why the process should be started anew; empty while it lives."""
+    """Why the process should be started again; empty while it lives."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.to_thread(lambda: None)
@@ -24,13 +24,13 @@ async def not_live(*, seconds: float = THREAD_SECONDS) -> str:
     return ""
 
 
-def not_ready(survey: Survey) -> list[str]:
+def not_ready(context: StatusContext) -> list[str]:
     """Why kubelet is not served, one reason a line; empty while it is."""
-    plugin = survey.plugin
+    plugin = context.plugin
     if plugin is None:
-        return [survey.phase]
-    if plugin.door is not None:
-        return plugin.door.not_ready()
+        return [context.phase]
+    if plugin.dra is not None:
+        return plugin.dra.not_ready()
     return [
         f"{resource}: {status.problem or _step(registered=status.registered)}"
         for resource, status in sorted(plugin.link.status.items())

@@ -3,7 +3,7 @@
 The standard library's server polls twice a second and takes a thread a connection; frameworks cost
 more memory than the rest of the plugin. h11 parses, so that what a hostile client sends is judged
 by code that was written for it. Request, time and number of connections are bounded: a client that
-is slow, or many of them, can only harm each other (`connections` tells who goes).
+is slow, or many of them, can only harm each other (`connections` reports who goes).
 """
 
 import asyncio
@@ -91,11 +91,11 @@ def text(status: int, words: str, *, headers: Headers = ()) -> Response:
 Handler = Callable[[Request], Awaitable[Response]]
 
 _Reached = Callable[..., None]
-"""Is told of a connection's stage, and of how many bytes it has to take."""
+"""Is notified of a connection's stage, and of how many bytes it has to take."""
 
 
 class Listener:
-    """One listening socket and its connections; belongs to the event loop.
+    """One listening socket and its connections.
 
     Args:
         handler: answers; what it raises is logged and becomes a 500.

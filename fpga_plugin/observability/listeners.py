@@ -15,7 +15,7 @@ import structlog
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.host.ticks import tick
 from fpga_plugin.observability import SOCKET
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 
 if TYPE_CHECKING:
     from fpga_plugin.observability.http import Handler, Listener
@@ -36,15 +36,15 @@ it; readiness gives up after 40 s, liveness after a minute."""
 
 
 class Listeners:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        survey: what is shown.
+        context: what is shown.
         recheck: seconds between two looks whether the status socket is still there.
     """
 
-    def __init__(self, survey: Survey, *, recheck: float = RECHECK) -> None:
-        self._survey = survey
+    def __init__(self, context: StatusContext, *, recheck: float = RECHECK) -> None:
+        self._context = context
         self._recheck = recheck
         self._locked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,7 +64,7 @@ class Listeners:
         self._locked.set()
 
     async def _serve_public(self) -> None:
-        address = self._survey.settings.http_address
+        address = self._context.settings.http_address
         if address is None:
             return
         await asyncio.sleep(START_DELAY)
@@ -81,7 +81,7 @@ class Listeners:
     async def _serve_local(self) -> None:
         await self._locked.wait()
         await asyncio.sleep(START_DELAY)
-        directory = self._survey.settings.state_dir
+        directory = self._context.settings.state_dir
         while True:
             listener = await self._retried(
                 lambda routes: routes.local,
@@ -90,7 +90,7 @@ class Listeners:
                 hint="remove what is in its place: without the socket `fpga-plugin status`, `card`"
                 " and the pod's probes fail",
             )
-            while listener.in_place:  # nothing tells of it
+            while listener.in_place:  # nothing reports it
                 await tick(self._recheck)
             log.warning(
                 "the status socket was removed, and is created again", address=listener.addresses[0]
@@ -113,8 +113,8 @@ class Listeners:
         from fpga_plugin.observability.routes import Routes
 
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        connections = Connections(dropped=self._survey.counters.http_dropped)
-        listener = Listener(handler(Routes(self._survey)), connections=connections)
+        connections = Connections(dropped=self._context.counters.http_dropped)
+        listener = Listener(handler(Routes(self._context)), connections=connections)
         self._listeners.append(listener)  # closed with the others, whatever ends the attempts
         while True:
             try:

@@ -32,7 +32,7 @@ from fpga_plugin.observability.cards import look
 from fpga_plugin.observability.counters import Counters
 from fpga_plugin.observability.health import not_ready
 from fpga_plugin.observability.schema import CardView, ResourceView
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.unusable import Unusable
 from fpga_plugin.observability.view import resources
 from fpga_plugin.plugin import Plugin
@@ -69,9 +69,9 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
         lambda plugin, card: len(plugin.inventory.degraded(CardId(card["card"]))),
     ),
     (
-        "memory_debt",
-        "Whether a card's on-card memory may still hold a former tenant's data.",
-        lambda plugin, card: card["card"] in plugin.ledger.debts,
+        "memory_clear_pending",
+        "Whether a card's on-card memory may still hold an earlier tenant's data.",
+        lambda plugin, card: card["card"] in plugin.ledger.memory_clear_pending,
     ),
     (
         "memory_never_cleared",
@@ -83,16 +83,16 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
 
 
 def exposition(
-    survey: Survey, readings: Mapping[CardId, Readings], *, newer: bool
+    context: StatusContext, readings: Mapping[CardId, Readings], *, newer: bool
 ) -> tuple[bytes, str]:
     """All metrics as text, and its content type, on the event loop.
 
     Args:
-        survey: what is shown.
+        context: what is shown.
         readings: the cards' sensors.
         newer: OpenMetrics, for those who ask for it, as Prometheus does; else the older format.
     """
-    collected = cast(Collector, _Collected(collect(survey, readings)))
+    collected = cast(Collector, _Collected(collect(context, readings)))
     if newer:
         body: bytes = openmetrics.generate_latest(collected)  # type: ignore[no-untyped-call]  # has none
         return body, openmetrics.CONTENT_TYPE_LATEST
@@ -109,23 +109,23 @@ class _Collected:
         return self._metrics
 
 
-def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Metric]:
+def collect(context: StatusContext, readings: Mapping[CardId, Readings]) -> Iterator[Metric]:
     """Everything as of now."""
     yield _gauge("build_info", "Version of the plugin.", ["version"], [((__version__,), 1)])
     yield _one(
         "ready",
         "Whether every resource is registered and kubelet holds its stream.",
-        not not_ready(survey),
+        not not_ready(context),
     )
     yield _gauge(
         "confined",
         "Whether a measure of the sandbox holds.",
         ["measure"],
-        [((one.name,), one.holds) for one in survey.sandbox],
+        [((one.name,), one.holds) for one in context.sandbox],
     )
-    yield from _counted(survey.counters)
-    if (plugin := survey.plugin) is not None:
-        cards = look(survey, plugin, readings)
+    yield from _counted(context.counters)
+    if (plugin := context.plugin) is not None:
+        cards = look(context, plugin, readings)
         present = [card for card in cards if card["present"]]
         yield from _kubelet(plugin, resources(plugin))
         yield from _cards(plugin, present)
@@ -134,7 +134,7 @@ def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Met
             "cards_missing", "Cards that are gone and have owners.", len(cards) - len(present)
         )
         yield from _work(plugin)
-        yield from _best_effort(survey, plugin, present)
+        yield from _best_effort(context, plugin, present)
     yield from _sensors(readings)
     # CPU, memory and open files of this process, under the names that every exporter uses.
     yield from ProcessCollector(registry=None).collect()
@@ -208,14 +208,18 @@ def _kubelet(plugin: Plugin, views: Sequence[ResourceView]) -> Iterator[Metric]:
         ["resource", "health"],
         sorted(health.items()),
     )
-    claims: Counter[Labels] = Counter(
-        (claim.resource, claim.ownership.value.lower()) for claim in plugin.ledger.claims.values()
+    allocations: Counter[Labels] = Counter(
+        (allocation.resource, allocation.ownership.value.lower())
+        for allocation in plugin.ledger.allocations.values()
     )
     for one in views:
         for ownership in (Ownership.CLAIMED, Ownership.STARTED):
-            claims.setdefault((one["resource"], ownership.value.lower()), 0)
+            allocations.setdefault((one["resource"], ownership.value.lower()), 0)
     yield _gauge(
-        "claims", "Devices that have an owner.", ["resource", "ownership"], sorted(claims.items())
+        "allocations",
+        "Devices that have an owner.",
+        ["resource", "ownership"],
+        sorted(allocations.items()),
     )
     api = plugin.device_plugin
     last = 0.0 if api is None else api.reconciler.last_read
@@ -304,7 +308,7 @@ def _work(plugin: Plugin) -> Iterator[Metric]:
     reconciled = 0 if api is None else api.reconciler.released
     yield _counter(
         "releases",
-        "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",
+        "Allocations that ended: by Deallocate, by reconciling, or implied by a later Allocate.",
         ["cause"],
         [
             (("deallocate",), ends["released"] - reconciled),
@@ -326,13 +330,15 @@ def _work(plugin: Plugin) -> Iterator[Metric]:
     )
 
 
-def _best_effort(survey: Survey, plugin: Plugin, cards: Sequence[CardView]) -> Iterator[Metric]:
+def _best_effort(
+    context: StatusContext, plugin: Plugin, cards: Sequence[CardView]
+) -> Iterator[Metric]:
     """What shows that scrubbing is weaker than required."""
     interfaces = sorted({card.interface_id for card in plugin.ledger.cards.values()})
     yield _one(
         "scrub_best_effort",
         "Whether regions may be given out without being blanked (FPGA_PLUGIN_SCRUB).",
-        survey.settings.scrub is ScrubPolicy.BEST_EFFORT,
+        context.settings.scrub is ScrubPolicy.BEST_EFFORT,
     )
     yield _gauge(
         "blank_bitstream_missing",

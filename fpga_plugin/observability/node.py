@@ -23,13 +23,14 @@ from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
-from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import AfuId, Alias, InterfaceId, ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
     CheckpointEntry,
     read_checkpoint,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.observability.schema import FunctionView
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy, Settings
 
@@ -65,7 +66,7 @@ class NodeCard:
         card: as the hardware shows it.
         left_alone: why the plugin would not serve it; empty where it would.
         alias: what the store's manifest calls its interface id.
-        memory: how it stands with what former tenants left in its memory, by the journal.
+        memory: how it stands with what earlier tenants left in its memory, by the journal.
         exposed: to whom it is not given, since it exposes data; empty: to nobody.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         without_blank: what becomes of them then.
@@ -132,7 +133,9 @@ def look(settings: Settings) -> Node:
                 card=card,
                 left_alone=left_alone[card.id],
                 alias=called.get(card.interface_id),
-                memory=memory_state(card, debt=journal is not None and card.id in journal.debts),
+                memory=memory_state(
+                    card, pending=journal is not None and card.id in journal.memory_clear_pending
+                ),
                 exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
                 without_blank="its regions would only be reset, and given out (best-effort)"
@@ -197,7 +200,7 @@ def _journal(settings: Settings) -> tuple[Peek | None, str]:
 def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
     try:
         path = os.path.join(settings.kubelet_dir, FILE_NAME)
-        return read_checkpoint(path, settings.resource_prefix), ""
+        return read_checkpoint(path, ours(settings.resource_prefix)), ""
     except FpgaPluginError as error:
         return Checkpoint(), str(error)
 
@@ -205,7 +208,7 @@ def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
 def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
     try:
         found = open_trust(settings, owner=False).names()
-    except FpgaPluginError:  # nothing of such a store is used, which is told elsewhere
+    except FpgaPluginError:  # nothing of such a store is used, which is reported elsewhere
         return {}
     return dict(found.by_id.items())
 

@@ -11,7 +11,7 @@ import structlog
 
 from fpga_plugin.build import log_settings
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import is_device_id
+from fpga_plugin.ids import is_device_id, ours
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.pod import PodSourceError
 from fpga_plugin.observability.node import NodeCard, look, resources
@@ -60,7 +60,9 @@ async def _log_podresources(settings: Settings) -> None:
     if settings.podresources_socket is None:
         return
     try:
-        await PodResourcesClient(settings.podresources_socket, settings.resource_prefix).snapshot()
+        await PodResourcesClient(
+            settings.podresources_socket, ours(settings.resource_prefix)
+        ).snapshot()
     except FpgaPluginError as error:
         log.warning("kubelet's PodResources do not answer", error=str(error))
 

@@ -1,4 +1,4 @@
-"""Whose a device is: a pod's by the first door, a ResourceClaim's and its pods' by the second.
+"""Whose a device is: a pod's with the device plugin API, a ResourceClaim's and its pods' with DRA.
 
 Names are foreign text; whoever shows them makes them safe for a terminal or a page.
 """
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.schema import WhoView
 
 Names = Callable[[PodUid | None], PodName | None]
@@ -24,7 +24,7 @@ UNKNOWN: Final = PodName("", "")
 class Use:
     """A ResourceClaim that has a device, and the pods that use it, as far as they are known."""
 
-    claim: Holder
+    claim: ClaimOwner
     pods: frozenset[PodUid] = frozenset()
 
     @property
@@ -37,7 +37,7 @@ def by_device(ledger: Ledger) -> dict[DeviceId, Use]:
     """The ResourceClaim of each device that one has."""
     return {
         device: Use(one, ledger.pods_of([device]))
-        for one in ledger.holders.values()
+        for one in ledger.claim_owners.values()
         if not one.ended
         for device in one.devices
     }
@@ -46,18 +46,18 @@ def by_device(ledger: Ledger) -> dict[DeviceId, Use]:
 def who(
     device: DeviceId,
     pod: PodUid | None,
-    holders: Mapping[DeviceId, Use],
+    claims: Mapping[DeviceId, Use],
     names: Names,
 ) -> WhoView:
     """The owner of a device.
 
     Args:
         device: which.
-        pod: its owner by the first door, if it is known.
-        holders: `by_device`.
+        pod: its owner with the device plugin API, if it is known.
+        claims: `by_device`.
         names: of pods.
     """
-    if (use := holders.get(device)) is None:
+    if (use := claims.get(device)) is None:
         name = names(pod) or UNKNOWN
         return {
             "pod_uid": pod or "",
@@ -68,14 +68,14 @@ def who(
             "requests": [],
             "pods": [],
         }
-    only, holder = use.only_pod, use.claim
+    only, owner = use.only_pod, use.claim
     name = names(only) or UNKNOWN
     return {
         "pod_uid": only or "",
-        "namespace": holder.namespace,
+        "namespace": owner.namespace,
         "pod": name.name,
-        "claim": holder.name,
-        "claim_uid": holder.uid,
-        "requests": list(holder.requests.get(device, ())),
+        "claim": owner.name,
+        "claim_uid": owner.uid,
+        "requests": list(owner.requests.get(device, ())),
         "pods": [str(names(uid) or uid) for uid in sorted(use.pods)],
     }

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 
 MAX_REFUSALS = 64
 """Pods whose last refusal is remembered; beyond that the oldest is forgotten."""
@@ -27,8 +27,8 @@ class Refusal:
         method: the call that was refused.
         devices: of that call.
         status: gRPC status.
-        message: what kubelet was told, so what the pod's Events say.
-        pod: None where kubelet's records did not tell.
+        message: what kubelet was sent, so what the pod's Events say.
+        pod: None where kubelet's records did not say.
         name: what the pod is called; None where that was not known.
         claim: by which ResourceClaim it asked, as namespace and name; empty: by none.
         over: a later call for one of its devices succeeded.
@@ -48,7 +48,7 @@ class Refusal:
 
 
 class Refusals:
-    """Belongs to the event loop."""
+    """See the module."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

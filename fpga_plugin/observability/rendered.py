@@ -16,7 +16,7 @@ FRESH: Final = 1.0
 
 
 class Rendered:
-    """The last answer of one kind; belongs to the event loop.
+    """The last answer of one kind.
 
     Args:
         seconds: how long it is given again.
@@ -32,7 +32,7 @@ class Rendered:
         """The answer to a question; another one than the last waits for its second.
 
         Args:
-            words: what tells the question from others of its kind.
+            words: what distinguishes the question from others of its kind.
             render: makes the answer.
         """
         async with self._turn:  # who asks meanwhile waits, and gets the same

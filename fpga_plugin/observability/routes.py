@@ -19,7 +19,7 @@ from fpga_plugin.observability.hosts import Hosts
 from fpga_plugin.observability.http import Handler, Headers, Request, Response, text
 from fpga_plugin.observability.rendered import Rendered
 from fpga_plugin.observability.selection import MAX_WORDS, selected
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.view import past, view
 
 JSON: Final = "application/json"
@@ -38,15 +38,15 @@ _POST: Final = ("POST",)
 
 
 class Routes:
-    """Answers requests; belongs to the event loop.
+    """Answers requests.
 
     Args:
-        survey: what is shown.
+        context: what is shown.
     """
 
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        settings = survey.settings
+    def __init__(self, context: StatusContext) -> None:
+        self._context = context
+        settings = context.settings
         self._hosts = Hosts(
             (
                 socket.gethostname(),
@@ -106,30 +106,30 @@ class Routes:
         return text(503, reason) if reason else text(200, "ok")
 
     async def _readyz(self, _request: Request) -> Response:
-        reasons = not_ready(self._survey)
+        reasons = not_ready(self._context)
         return text(503, "\n".join(reasons)) if reasons else text(200, "ok")
 
     async def _metrics(self, request: Request) -> Response:
-        readings = await self._survey.readings()
+        readings = await self._context.readings()
         # Imported by the first scrape: a start does not wait for it.
         from fpga_plugin.observability.metrics import exposition
 
         newer = OPEN_METRICS in request.accept
-        body, content_type = exposition(self._survey, readings, newer=newer)
+        body, content_type = exposition(self._context, readings, newer=newer)
         return Response(200, body, content_type)
 
     async def _status(self, request: Request) -> Response:
-        return _json(200, selected(await view(self._survey), request.query.get(FIND, "")))
+        return _json(200, selected(await view(self._context), request.query.get(FIND, "")))
 
     async def _history(self, request: Request) -> Response:
-        return _json(200, await past(self._survey, request.query.get(FIND, "")))
+        return _json(200, await past(self._context, request.query.get(FIND, "")))
 
     async def _page(self, request: Request) -> Response:
         # Jinja2: only where a page is asked for, and nothing waits for its import.
         drawn = await asyncio.to_thread(import_module, "fpga_plugin.observability.page")
         words = request.query.get(FIND, "")
-        events = await self._survey.past.events(words, most=PAGE_EVENTS)
-        html = drawn.page(await view(self._survey), events, words=words)
+        events = await self._context.history.events(words, most=PAGE_EVENTS)
+        html = drawn.page(await view(self._context), events, words=words)
         return Response(200, html.encode(), "text/html; charset=utf-8", drawn.HEADERS)
 
     async def _card(self, request: Request) -> Response:
@@ -137,7 +137,7 @@ class Routes:
 
         try:
             asked = _strings(request.body, ("operation", "card"))
-            return _json(200, await operate(self._survey, asked["operation"], asked["card"]))
+            return _json(200, await operate(self._context, asked["operation"], asked["card"]))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})
 
@@ -146,7 +146,7 @@ class Routes:
 
         try:
             asked = _strings(request.body, ("id", "card", "region", "bitstream"))
-            return _json(200, await program(self._survey, asked))
+            return _json(200, await program(self._context, asked))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})
 

@@ -55,7 +55,7 @@ class RegionView(TypedDict):
 
     `clock` is null where no image of a container's is on it, or the plugin was restarted since.
     `afu_id` is what is on it, and for GBS files the bitstream's id; `bitstream` is what people call
-    that, empty where the store does not tell; `failed`: its hardware is not well, or FAULTED, and
+    that, empty where the store does not say; `failed`: its hardware is not well, or FAULTED, and
     `reason` says why; `unusable` is why nobody can be given it although it is free and did not
     fail, empty where somebody can; `refused` is why its owner's container was not started, empty
     where it was not refused since; `kept` is null unless it is kept for debugging.
@@ -107,7 +107,7 @@ class RefusalView(TypedDict):
     """The last refusal of a pod, or the last warning about one; times are Unix time.
 
     `open`: the pod still waits, or its admission failed within the last hour. `claim` is the
-    ResourceClaim by which it asked, as namespace and name; empty by the first door.
+    ResourceClaim by which it asked, as namespace and name; empty with the device plugin API.
     """
 
     at: float
@@ -166,9 +166,9 @@ class EventView(TypedDict):
     """Something that happened to a region.
 
     `event` is `claimed`, `released`, `programmed`, `scrubbed` or `refused`; `at` is Unix time;
-    `seconds` is how long it took or, of a release, how long the claim held, null where it says
-    nothing; `pod`, and in mode `dra` the ResourceClaim `claim`, are namespace and name, empty where
-    not known; `message` says what went wrong.
+    `seconds` is how long it took or, of a release, how long the device was owned, null where it
+    says nothing; `pod`, and in mode `dra` the ResourceClaim `claim`, are namespace and name, empty
+    where not known; `message` says what went wrong.
     """
 
     at: float

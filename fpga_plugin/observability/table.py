@@ -61,7 +61,7 @@ MEANINGS: Final = "\n".join(
         "BLANK (memory not cleared yet): the card's memory, which all its regions share,",
         "may hold what an earlier tenant left. It is cleared once no region of the card",
         "is in use, and the whole card is not given out until then.",
-        "health:       what kubelet is told; an Unhealthy region is given to nobody",
+        "health:       what kubelet is sent; an Unhealthy region is given to nobody",
     )
 )
 """What the words mean, for `--help`."""
@@ -286,7 +286,7 @@ def _rows(regions: Sequence[RegionView], now: float, width: int, *, memory: str)
     ]
     if (
         _INDENT + width_of(rows) > width
-    ):  # its beginning tells bitstreams apart; --json has all of it
+    ):  # its beginning distinguishes bitstreams; --json has all of it
         rows = [[*row[:4], row[4][:_SHORT_AFU], *row[5:]] for row in rows]
     if _INDENT + width_of(rows) > width:  # the card is in the line above
         rows = [[row[0].rpartition("-")[2], *row[1:]] for row in rows]
@@ -333,7 +333,7 @@ def _had(owner: OwnerView | None, now: float) -> str:
 
 
 def owned_by(one: WhoView) -> str:
-    """A pod; by the second door a claim, for which of its requests, and its pods."""
+    """A pod; with DRA a claim, for which of its requests, and its pods."""
     if not one["claim"]:
         return _pod(one["namespace"], one["pod"], one["pod_uid"])
     asked = f" (request {', '.join(one['requests'])})" if one["requests"] else ""

@@ -2,7 +2,7 @@
 
 Not among them: regions that failed (`failed`), that an operator took out of service or refuses by a
 setting of exposure, that are kept for debugging, and those whose scrub is under way or waits for a
-former owner.
+earlier tenant.
 """
 
 from enum import Enum
@@ -21,7 +21,7 @@ class Unusable(Enum):
     NO_BLANK_BITSTREAM = "no blank bitstream"
     HELD_BY_ANOTHER_PLUGIN = "another plugin's pods hold the card"
     NOT_REPROGRAMMABLE = "the card cannot be reprogrammed"
-    NO_FUNCTION = "the image on it is a former owner's, and no function"
+    NO_FUNCTION = "the image on it is an earlier tenant's, and no function"
 
 
 def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | None:
@@ -45,9 +45,9 @@ def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | N
 def _has_another_state(ledger: Ledger, card: Card, region: Region) -> bool:
     """Whether it is owned, drained, kept or failed, or its card is given to nobody on purpose."""
     return (
-        ledger.region_claim(region.id) is not None
+        ledger.region_allocation(region.id) is not None
         or card.id in ledger.drained
-        or ledger.kept(region.id) is not None
+        or ledger.debug_hold(region.id) is not None
         or any(one.kind in FAILED for one in ledger.obstacles.of(region.id))
         or bool(ledger.obstacles.exposure.refusal(card, whole=True))
     )

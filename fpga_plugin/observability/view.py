@@ -29,7 +29,7 @@ from fpga_plugin.observability.schema import (
     ResourceView,
     StatusView,
 )
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.plugin import Plugin
 
 NAMES_SECONDS = 1.0
@@ -44,23 +44,23 @@ PREPARE_SECONDS: Final = 300.0
 NOT_VERIFIED: Final = "not verified yet"
 
 
-async def view(survey: Survey) -> StatusView:
+async def view(context: StatusContext) -> StatusView:
     """Everything as of now."""
-    plugin = survey.plugin
-    readings = await survey.readings()
+    plugin = context.plugin
+    readings = await context.readings()
     if plugin is not None:
         await learn_names(plugin.ledger, plugin.node.pods)
-        await survey.catalogue.refresh(plugin.node.store)
-    used = {} if plugin is None else await survey.past.last_used()
-    reasons = not_ready(survey)
-    refusals = _refusals(survey, survey.refusals)
-    shown = [] if plugin is None else look(survey, plugin, readings, refusals)
+        await context.catalogue.refresh(plugin.node.store)
+    used = {} if plugin is None else await context.history.last_used()
+    reasons = not_ready(context)
+    refusals = _refusals(context, context.refusals)
+    shown = [] if plugin is None else look(context, plugin, readings, refusals)
     problems = [] if plugin is None else _problems(plugin)
     return {
         "version": __version__,
-        "node": survey.settings.node_name or "",
+        "node": context.settings.node_name or "",
         "time": time.time(),
-        "started": survey.began,
+        "started": context.began,
         "ready": not reasons,
         "not_ready": reasons,
         "notes": [] if plugin is None else plugin.notes(),
@@ -77,16 +77,16 @@ async def view(survey: Survey) -> StatusView:
             "never_cleared": sum(card["memory"] == NEVER_CLEARED for card in shown),
             "kept": sum(region["kept"] is not None for card in shown for region in card["regions"]),
         },
-        "scrub": survey.settings.scrub.value,
+        "scrub": context.settings.scrub.value,
         "sandbox": [
-            {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
+            {"name": one.name, "holds": one.holds, "detail": one.detail} for one in context.sandbox
         ],
         "resources": [] if plugin is None else resources(plugin),
         "cards": shown,
         "problems": problems,
         "refusals": refusals,
-        "warnings": _refusals(survey, survey.warnings),
-        "bitstreams": _bitstreams(survey, used),
+        "warnings": _refusals(context, context.warnings),
+        "bitstreams": _bitstreams(context, used),
     }
 
 
@@ -97,19 +97,19 @@ def _failed(card: CardView) -> int:
     return sum(region["failed"] for region in card["regions"])
 
 
-async def past(survey: Survey, words: str = "") -> HistoryView:
+async def past(context: StatusContext, words: str = "") -> HistoryView:
     """What happened to the regions; `words` as for `selection`."""
-    if survey.plugin is not None:
-        await survey.catalogue.refresh(survey.plugin.node.store)
-    return {"time": time.time(), "events": await survey.past.events(words)}
+    if context.plugin is not None:
+        await context.catalogue.refresh(context.plugin.node.store)
+    return {"time": time.time(), "events": await context.history.events(words)}
 
 
 async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
     """Ask kubelet what the owners are called, unless all of them are known."""
     unknown = {
-        device: (claim.pod, claim.generation)
-        for device, claim in ledger.claims.items()
-        if claim.pod is not None and pods.known(claim.pod) is None
+        device: (allocation.pod, allocation.number)
+        for device, allocation in ledger.allocations.items()
+        if allocation.pod is not None and pods.known(allocation.pod) is None
     }
     if not unknown:
         return
@@ -119,9 +119,9 @@ async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
     except (FpgaPluginError, TimeoutError):
         return
     for device, (pod, generation) in unknown.items():
-        claim, names = ledger.claims.get(device), holders.get(device, ())
+        allocation, names = ledger.allocations.get(device), holders.get(device, ())
         # Of another generation it may be the name of another pod, which has the device by now.
-        same = claim is not None and (claim.pod, claim.generation) == (pod, generation)
+        same = allocation is not None and (allocation.pod, allocation.number) == (pod, generation)
         if same and len(names) == 1:
             pods.learn(pod, *names)
 
@@ -132,7 +132,7 @@ def resources(plugin: Plugin) -> list[ResourceView]:
     if (api := plugin.device_plugin) is None:
         return views
     for name, status in sorted(plugin.link.status.items()):
-        devices = api.claims.devices(name)
+        devices = api.calls.devices(name)
         views.append(
             {
                 "resource": name,
@@ -153,10 +153,10 @@ def _problems(plugin: Plugin) -> list[ProblemView]:
     ]
 
 
-def _refusals(survey: Survey, refusals: Refusals) -> list[RefusalView]:
+def _refusals(context: StatusContext, refusals: Refusals) -> list[RefusalView]:
     views: list[RefusalView] = []
     for one in refusals.latest():
-        known = None if survey.plugin is None else survey.plugin.node.pods.known(one.pod)
+        known = None if context.plugin is None else context.plugin.node.pods.known(one.pod)
         name = one.name or known or UNKNOWN
         views.append(
             {
@@ -171,34 +171,34 @@ def _refusals(survey: Survey, refusals: Refusals) -> list[RefusalView]:
                 "namespace": name.namespace,
                 "pod": name.name,
                 "claim": one.claim,
-                "open": _open(survey, one),
+                "open": _open(context, one),
             }
         )
     return views
 
 
-def _open(survey: Survey, refusal: Refusal) -> bool:
+def _open(context: StatusContext, refusal: Refusal) -> bool:
     """Whether it still keeps a pod waiting; kubelet does not try an admission again."""
-    if refusal.over or survey.plugin is None:
+    if refusal.over or context.plugin is None:
         return False
     if refusal.method == "Allocate":
         return time.time() - refusal.at < ADMISSION_SECONDS
     if refusal.claim:
         return time.time() - refusal.at < PREPARE_SECONDS
-    claims = survey.plugin.ledger.claims
+    allocations = context.plugin.ledger.allocations
     return any(
-        claim.since <= refusal.at and refusal.pod in {None, claim.pod}
-        for claim in map(claims.get, refusal.devices)
-        if claim is not None
+        allocation.since <= refusal.at and refusal.pod in {None, allocation.pod}
+        for allocation in map(allocations.get, refusal.devices)
+        if allocation is not None
     )
 
 
-def _bitstreams(survey: Survey, used: Mapping[str, float]) -> list[BitstreamView]:
-    mode = survey.settings.trust.value
+def _bitstreams(context: StatusContext, used: Mapping[str, float]) -> list[BitstreamView]:
+    mode = context.settings.trust.value
     return [
         {
             "interface_id": one.interface_id,
-            "interface_alias": survey.catalogue.interface_alias(InterfaceId(one.interface_id)),
+            "interface_alias": context.catalogue.interface_alias(InterfaceId(one.interface_id)),
             "bitstream_id": one.bitstream_id,
             "afu_id": one.afu_id,
             "name": one.name,
@@ -207,5 +207,5 @@ def _bitstreams(survey: Survey, used: Mapping[str, float]) -> list[BitstreamView
             "trust": "refused" if one.problem else mode if one.examined else NOT_VERIFIED,
             "problem": one.problem,
         }
-        for one in survey.catalogue.listed
+        for one in context.catalogue.listed
     ]

@@ -183,9 +183,9 @@ class Settings:
         "device-plugin",
         choice(Mode),
         allowed_words(Mode),
-        "By which of kubelet's APIs pods get devices: as a device plugin, or as a driver of "
-        "Dynamic Resource Allocation (docs/dra.md). One of them a node: what pods have by the "
-        "other one stays theirs until they end, and is given to nobody else.",
+        "Which API gives pods devices: the device plugin API, or Dynamic Resource Allocation"
+        " (docs/dra.md). A node serves one of them. Pods keep what they have by the other until"
+        " they end.",
     )
     resource_prefix: str = _setting(
         "FPGA_PLUGIN_RESOURCE_PREFIX",
@@ -227,10 +227,10 @@ class Settings:
         "false",
         parse_bool,
         "true or false, 1 or 0",
-        "Call resources by what the store's manifest calls their interface ids: "
-        "`<prefix>/region-<alias>` and `<prefix>/fpga-<alias>` in place of the ids "
-        "(docs/bitstreams.md). Pods that have devices keep them under the names by which they got "
-        "them. Functions (`af`) and ResourceSlices keep the ids.",
+        "Name resources by the manifest's names of interface ids: `<prefix>/region-<alias>` and"
+        " `<prefix>/fpga-<alias>` in place of the ids (docs/bitstreams.md). Pods keep devices"
+        " under the names by which they got them. Functions (`af`) and ResourceSlices keep the"
+        " ids.",
     )
     backend: BackendKind = _setting(
         "FPGA_PLUGIN_BACKEND",
@@ -261,9 +261,9 @@ class Settings:
         "auto",
         parse_slot_functions,
         "`auto`, or `<card>=<function>[+<function>...]`, several separated by commas",
-        "Of cards whose AFU is in PCI functions of their own (OFS): which these are. `auto`: all "
-        "virtual functions of the card. Of a card that can have none they have to be named here. "
-        "Containers get these functions and no others. Never name a static function of the FIM.",
+        "The PCI functions that hold an OFS card's AFU. `auto`: all virtual functions of the card."
+        " Name them here for a card that can have none. Containers get these functions and no"
+        " others. Never name a static function of the FIM.",
     )
     slot_identity: frozenset[CardId] | None = _optional(
         "FPGA_PLUGIN_SLOT_IDENTITY",
@@ -279,7 +279,7 @@ class Settings:
         "false",
         parse_bool,
         "true or false, 1 or 0",
-        "Discover cards and say what would be done, but touch and register nothing.",
+        "Discover cards and report what would be done, but touch and register nothing.",
     )
     sysfs_root: str = _setting(
         "FPGA_PLUGIN_SYSFS_ROOT",
@@ -338,7 +338,7 @@ class Settings:
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         parse_path,
         _OR_EMPTY,
-        "Kubelet's PodResources API, which tells which pod holds a device.",
+        "Kubelet's PodResources API, which has the pods that hold devices.",
         empty=_SWITCHED_OFF,
     )
     pods_socket: str | None = _optional(
@@ -407,20 +407,20 @@ class Settings:
         "warn",
         choice(UnknownVariables),
         allowed_words(UnknownVariables),
-        "What to do about a container that has an FPGA and a variable FPGA_* that means nothing, "
-        "such as FPGA_REGON_1. `warn`: log, status and Event name it and what was probably meant. "
-        "`refuse`: the container does not start, either.",
+        "What to do about a container with an FPGA and a variable FPGA_* that means nothing, such"
+        " as FPGA_REGON_1. `warn`: log, status and Event name it and what was probably meant."
+        " `refuse`: the container does not start.",
     )
     debug_namespaces: tuple[str, ...] | None = _optional(
         "FPGA_PLUGIN_DEBUG_NAMESPACES",
         "",
         parse_namespaces,
         "names of namespaces separated by commas, `*` for every one, or empty",
-        "Whose pods may have the annotation `<prefix>/debug`: port errors are logged while such a "
-        "pod has a region, and if its container fails, the region is kept as it is for a time, "
-        "owned by nobody and given to nobody, for `fpga-plugin card show` (docs/runbook.md). Ten "
-        "minutes, or what the annotation asks for, at most an hour.",
-        empty="the annotation has no effect, and is not read",
+        "Namespaces whose pods may have the annotation `<prefix>/debug`. The plugin logs port "
+        "errors while such a pod has a region. If its container fails, a debug hold keeps the "
+        "region as it is, without an owner, for ten minutes or what the annotation asks for, at "
+        "most an hour (docs/runbook.md).",
+        empty="the annotation has no effect",
     )
     cdi_devices: CdiDevices | None = _optional(
         "FPGA_PLUGIN_CDI_DEVICES",
@@ -453,20 +453,20 @@ class Settings:
         "allow",
         choice(Exposure),
         allowed_words(Exposure),
-        "Who is given a card whose on-card memory nobody clears between two pods (`memory: never "
-        "cleared`), since its driver has no knob for that. `allow`: everybody; it is said. "
-        "`refuse-regions`: only who asks for the whole card. `refuse`: nobody. Pods that have such "
-        "a device keep it.",
+        "Who gets a card whose driver cannot clear its on-card memory between two pods (`memory:"
+        " never cleared`). `allow`: every pod; status and log report it. `refuse-regions`: only"
+        " pods that ask for the whole card. `refuse`: no pod. Pods that have such a device keep"
+        " it.",
     )
     untranslated_dma: Exposure = _setting(
         "FPGA_PLUGIN_UNTRANSLATED_DMA",
         "allow",
         choice(Exposure),
         allowed_words(Exposure),
-        "Who is given a card that reaches all of the node's memory, because there is no IOMMU or "
-        "it translates nothing for the card (`IOMMU: none`, `identity`, or `unknown`), or that "
-        "reaches other devices in its IOMMU group (`shared`). The words mean the same as for "
-        "FPGA_PLUGIN_UNCLEARED_MEMORY.",
+        "Who gets a card that reaches all of the node's memory, because there is no IOMMU or it"
+        " does not translate for the card (`IOMMU: none`, `identity`, or `unknown`), or that"
+        " reaches other devices in its IOMMU group (`shared`). The values mean the same as for"
+        " FPGA_PLUGIN_UNCLEARED_MEMORY.",
     )
     recovery: RecoveryPolicy = _setting(
         "FPGA_PLUGIN_RECOVERY",
@@ -480,9 +480,9 @@ class Settings:
         "auto",
         choice(SandboxMode),
         allowed_words(SandboxMode),
-        "`auto`: once started, the plugin gives up the system calls (seccomp) and files (Landlock) "
-        "that it does not need, as far as the kernel can. `off`: for kernels where that goes "
-        "wrong, and for a kubeconfig that runs a program.",
+        "`auto`: after its start, the plugin drops the system calls (seccomp) and files (Landlock)"
+        " that it does not need, as far as the kernel can. `off`: for kernels where that fails,"
+        " and for a kubeconfig that runs a program.",
     )
     reconcile_interval: float = _setting(
         "FPGA_PLUGIN_RECONCILE_INTERVAL",
@@ -531,7 +531,7 @@ class Settings:
         parse_bool,
         "true or false, 1 or 0",
         "Post a Kubernetes Event on the pod when programming is refused or fails, and on the node "
-        "when a card fails or recovers. Takes `create` and `patch` on events.k8s.io events, and "
+        "when a card fails or recovers. Needs `create` and `patch` on events.k8s.io events, and "
         "16 MiB of memory once there was one.",
     )
     log_level: LogLevel = _setting(

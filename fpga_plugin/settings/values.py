@@ -85,7 +85,7 @@ class RecoveryPolicy(Enum):
 
 
 class Exposure(Enum):
-    """Who is given a card on which a former tenant's data, or the host's memory, is exposed."""
+    """Who is given a card on which an earlier tenant's data, or the host's memory, is exposed."""
 
     ALLOW = "allow"
     REFUSE_REGIONS = "refuse-regions"

@@ -131,7 +131,7 @@ async def one(
 
 
 def explain(node: Node, file: Path) -> None:
-    """What led to a violation: events, uses, and the log of the plugin's last life."""
+    """What led to a violation: events, uses, and the log of the plugin's last run."""
     lines = [
         f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events
     ]

@@ -66,7 +66,7 @@ BUGS = {
         "1349",
     ),
     "step-before-the-journal": Bug(
-        "allocation/work.py",
+        "allocation/work_steps.py",
         "        step.commit()\n        self._begun.update(begun)\n",
         "        self._state.apply(step.change)\n        self._begun.update(begun)\n",
         "249",
@@ -104,13 +104,13 @@ BUGS = {
     "claims-forgotten-at-the-start": Bug(
         "allocation/ledger.py",
         "        self.apply(snapshot)\n",
-        "        self.apply(replace(snapshot, claims={}, tenancies={}))\n",
+        "        self.apply(replace(snapshot, allocations={}, tenancies={}))\n",
         "1379",
     ),
     "owners-leave-the-list": Bug(
         "allocation/lists.py",
-        "claim.device, self._healthy(claim.device, Stops.OWNER), numa\n",
-        "claim.device, self._healthy(claim.device, Stops.OFFER), numa\n",
+        "allocation.device, self._healthy(allocation.device, Stops.OWNER), numa\n",
+        "allocation.device, self._healthy(allocation.device, Stops.OFFER), numa\n",
         "3",
     ),
     "lost-log-believed": Bug(
@@ -135,7 +135,7 @@ BUGS = {
         ),
     ),
     "unprepare-answered-before-it-is-clean": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "        regions = ends.regions(ref.uid)\n",
         "        regions = []\n",
         "4",
@@ -143,25 +143,23 @@ BUGS = {
     ),
     "pods-of-a-claim-not-asked": Bug(
         "allocation/step.py",
-        "        self.begin(claim, pods, used=used)\n",
-        "        self.begin(claim, (), used=used)\n",
+        "        self.begin(allocation, pods, used=used)\n",
+        "        self.begin(allocation, (), used=used)\n",
         "47",
         apis="dra",
-        also=(
-            ("allocation/resource_claims.py", "[pod for pod in pods if pod not in there]", "()"),
-        ),
+        also=(("allocation/dra_steps.py", "[pod for pod in pods if pod not in there]", "()"),),
     ),
     "claim-prepared-before-it-is-done": Bug(
-        "dra/life.py",
-        "        ledger.resource_claims.take(holder, claim.users)\n",
-        "        ledger.resource_claims.take(holder, claim.users)\n"
-        "        ledger.resource_claims.prepared(ref.uid, asked)\n",
+        "dra/lifecycle.py",
+        "        ledger.dra.take(owner, claim.users)\n",
+        "        ledger.dra.take(owner, claim.users)\n"
+        "        ledger.dra.prepared(ref.uid, asked)\n",
         "29",
         apis="dra",
     ),
     "file-stays-after-unprepare": Bug(
         "dra/ends.py",
-        "        await self._files.remove(uid, holder)\n",
+        "        await self._files.remove(uid, owner)\n",
         "",
         "10",
         apis="dra",
@@ -210,8 +208,8 @@ BUGS = {
     ),
     "f2-files-are-sought-where-they-are-written-now": Bug(
         "dra/cdi.py",
-        "        return holder.file or self.path(holder.uid)\n",
-        "        return self.path(holder.uid)\n",
+        "        return owner.file or self.path(owner.uid)\n",
+        "        return self.path(owner.uid)\n",
         "310",
         apis="dra",
     ),
@@ -232,7 +230,7 @@ BUGS = {
         weather="journal not written at times",
     ),
     "f4-prepared-for-whatever-it-was": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "lambda had: had.prepared == asked",
         "lambda had: True",
         "2",
@@ -298,10 +296,10 @@ BUGS = {
         ),
     ),
     "f8-the-next-pod-is-not-judged": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "        await self._check_policy(ref, claim, requests)\n"
-        "        wants = await self._wants.exactly(requests)\n",
-        "        wants = await self._wants.exactly(requests)\n",
+        "        targets = await self._targets.exactly(requests)\n",
+        "        targets = await self._targets.exactly(requests)\n",
         "4",
         apis="dra",
     ),
@@ -313,13 +311,13 @@ BUGS = {
     ),
     "f9-pods-of-a-claim-are-kept-for-ever": Bug(
         "dra/reconcile.py",
-        "        self._ledger.allocations.end_tenancies(gone)\n",
+        "        self._ledger.device_plugin.end_tenancies(gone)\n",
         "",
         "9",
         apis="dra",
     ),
     "f10-prepared-again-under-its-users": Bug(
-        "dra/life.py",
+        "dra/lifecycle.py",
         "        if (one := await self._operations.living(users)) is not None:\n",
         "        if (one := next(iter(users[:0]), None)) is not None:\n",
         "17",
@@ -343,7 +341,7 @@ BUGS = {
     ),
     "a-boot-changes-nothing": Bug(
         "allocation/ledger.py",
-        '        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id\n',
+        '        same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id\n',
         "        same_boot = True\n",
         "2347910",
         apis="both",

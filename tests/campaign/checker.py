@@ -2,7 +2,7 @@
 
 The checker sees four things: what the cards wrote down (`points`) and hold (`state.json`), the
 journal, which it reads itself, the lists that kubelet was sent, and kubelet's own state, which the
-campaign tells it: who was given what, which container runs since when. All of it is put on one
+campaign reports it: who was given what, which container runs since when. All of it is put on one
 time line, that of the cards' log.
 """
 
@@ -57,48 +57,51 @@ class Snapshot:
     """What a journal says, as the checker reads it.
 
     Attributes:
-        claims: each device's row.
+        allocations: each device's row.
         regions: the same.
-        holders: of each claim of DRA.
+        claim_owners: of each ResourceClaim.
         tenancies: of each pod that may be using a region.
         boot: of the node, in which it was written.
     """
 
-    claims: dict[str, dict[str, Any]] = field(default_factory=dict)
+    allocations: dict[str, dict[str, Any]] = field(default_factory=dict)
     regions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    holders: dict[str, dict[str, Any]] = field(default_factory=dict)
+    claim_owners: dict[str, dict[str, Any]] = field(default_factory=dict)
     tenancies: dict[str, dict[str, Any]] = field(default_factory=dict)
     boot: str = ""
 
     def take(self, rows: Iterable[tuple[str, str, str]]) -> None:
         """These are rows of it."""
         for kind, key, value in rows:
-            if kind in {"claims", "regions", "holders", "tenancies"}:
+            if kind in {"allocations", "regions", "claim_owners", "tenancies"}:
                 getattr(self, kind)[key] = json.loads(value)
-            elif (kind, key) == ("epochs", "boot"):
+            elif (kind, key) == ("facts", "boot"):
                 self.boot = json.loads(value)
 
     def devices(self) -> set[str]:
         """What somebody has, by it."""
-        return {*self.claims, *(d for row in self.holders.values() for d in row["devices"])}
+        return {
+            *self.allocations,
+            *(d for row in self.claim_owners.values() for d in row["devices"]),
+        }
 
     def left(self) -> bool:
         """Whether anything is left of anybody."""
-        return bool(self.claims or self.holders or self.tenancies)
+        return bool(self.allocations or self.claim_owners or self.tenancies)
 
     def users(self) -> set[str]:
         """Pods that may be using what claims of DRA have."""
-        held = {r for row in self.holders.values() for r in row["devices"]}
+        held = {r for row in self.claim_owners.values() for r in row["devices"]}
         keys = map(json.loads, self.tenancies)
         return {key["pod"] for key in keys if held & {key["region"], card_of(key["region"])}}
 
-    def claim_on(self, region: str) -> dict[str, Any] | None:
+    def allocation_on(self, region: str) -> dict[str, Any] | None:
         """Of the region or of its card."""
-        return self.claims.get(region) or self.claims.get(card_of(region))
+        return self.allocations.get(region) or self.allocations.get(card_of(region))
 
     def of_others(self, claim: str) -> set[str]:
         """Devices of all claims of DRA but one, and of those that ended and are not clean yet."""
-        rows = (row for uid, row in self.holders.items() if uid != claim)
+        rows = (row for uid, row in self.claim_owners.items() if uid != claim)
         return {device for row in rows for device in row["devices"]}
 
 
@@ -412,18 +415,20 @@ class Checker:
         self.now()
         state = self.state()
         held: dict[str, str] = {}
-        for device in found.claims:
+        for device in found.allocations:
             for region in self.regions_of(device):
                 if held.setdefault(region, device) != device:
-                    raise Violation(f"1: {region} is claimed as {held[region]} and as {device}")
+                    raise Violation(f"1: {region} is allocated as {held[region]} and as {device}")
         for device, pod in (self._owned() if owned is None else owned).items():
-            if device not in found.claims:
-                raise Violation(f"9: the journal has no claim on {device}, which pod {pod} has")
+            if device not in found.allocations:
+                raise Violation(
+                    f"9: the journal has no allocation of {device}, which pod {pod} has"
+                )
         idle = set()
         for region, record in found.regions.items():
-            if record["condition"] == "BLANK" and found.claim_on(region) is None:
+            if record["condition"] == "BLANK" and found.allocation_on(region) is None:
                 idle.add(region)
-            self._record(region, record, found.claim_on(region), state)
+            self._record(region, record, found.allocation_on(region), state)
         self.checked += 1
         return idle
 
@@ -431,20 +436,20 @@ class Checker:
         self,
         region: str,
         record: Mapping[str, Any],
-        claim: Mapping[str, Any] | None,
+        allocation: Mapping[str, Any] | None,
         state: Mapping[str, dict[str, Any]],
     ) -> None:
         holds = state[region]["afu_id"]
         match record["condition"]:
-            case "BLANK" if claim is None:
+            case "BLANK" if allocation is None:
                 self._clean(region, state, "the journal has it as free and BLANK")
             case "BLANK" if holds != self.blanks[region]:
                 raise Violation(f"9: the journal has {region} as BLANK, it holds {holds}")
-            case "BLANK" if not claim.get("started") and not claim.get("exposed"):
-                self._clean(region, state, "the journal has it as claimed and BLANK")
+            case "BLANK" if not (allocation.get("started") or allocation.get("missed_prestart")):
+                self._clean(region, state, "the journal has it as allocated and BLANK")
             case "PROGRAMMED" if holds != record["afu_id"]:
                 raise Violation(f"9: {region} holds {holds}, the journal says {record}")
-            case "PROGRAMMED" if claim is None:
+            case "PROGRAMMED" if allocation is None:
                 raise Violation(f"9: {region} is PROGRAMMED in the journal, and nobody's")
 
     def left_alone(self, idle: Iterable[str], since: int, touched: Iterable[str]) -> None:

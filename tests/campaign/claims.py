@@ -2,9 +2,9 @@
 
 A claim is what owns a device, so the checker hears of claims where it hears of pods at the other
 API. Its containers start without a call, by the claim's file for the container runtime. Kubelet
-prepares each claim anew in each of its lives, asks again for what was not answered, and loses its
+prepares each claim again in each of its lives, asks again for what was not answered, and loses its
 record. Claims are deleted while their pods run, and the scheduler gives their devices away; they
-are allocated anew under the same uid for another image; crowds of pods come and go. While the
+are allocated again under the same uid for another image; crowds of pods come and go. While the
 device plugin API serves, or the driver has another name, no call is made: pods come, go and run.
 """
 
@@ -169,7 +169,7 @@ class ClaimSide(Side):
             self.ready()
             and bool(self.node.plugin.logged("kubelet's record of claims read"))
             and self.mine() <= self.offered()
-            and there <= self.journal().holders.keys()
+            and there <= self.journal().claim_owners.keys()
         )
 
     def all_free(self) -> bool:
@@ -385,7 +385,7 @@ class ClaimSide(Side):
         return dict(line.split("=", 1) for line in lines)
 
     def run_or_stop(self, tenant: Tenant) -> None:
-        """A container of the claim ends, or starts: no call tells of it."""
+        """A container of the claim ends, or starts: no call reports it."""
         pod = self.rng.choice(tenant.pods)
         if pod in tenant.runs:
             self.stops(tenant, pod)
@@ -446,7 +446,7 @@ class ClaimSide(Side):
         """
         tenant = self.pick(lambda each: each.prepared and not each.runs and not each.ending)
         if tenant is not None and self.known:
-            self.said["allocated anew"] += 1
+            self.said["allocated again"] += 1
             self.pods_end(tenant)
             self.kubelet.forget(tenant.claim)
             tenant.ready = tenant.prepared = False
@@ -482,7 +482,7 @@ class ClaimSide(Side):
             return True
         if not self.asked(tenant):
             return False
-        stood = f"{uid} (journal: {self.journal().holders.get(uid)})"
+        stood = f"{uid} (journal: {self.journal().claim_owners.get(uid)})"
         self.node.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:
@@ -531,7 +531,7 @@ class ClaimSide(Side):
                     self.zombies.remove(zombie)
 
     async def restarts(self) -> None:
-        """It asks for all claims anew; it may have lost its record."""
+        """It asks for all claims again; it may have lost its record."""
         await self.kubelet.stop()
         for tenant in self.everybody():
             tenant.ready = False

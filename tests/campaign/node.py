@@ -1,7 +1,7 @@
 """A node whose plugin is killed again and again, by whichever API it serves.
 
 The node has one kubelet, which is asked through two APIs: pods have devices by the one (`pods`),
-ResourceClaims by the other (`claims`). One of the two serves in a life of the plugin, and what the
+ResourceClaims by the other (`claims`). One of the two serves in a run of the plugin, and what the
 other gave out stays. Several things happen at once. What holds is judged by `checker`; how a life
 is started is `setup`; what else goes wrong on the node is `weather`.
 """
@@ -152,7 +152,7 @@ class Side(ABC):
 
     @abstractmethod
     def launched(self) -> None:
-        """A life of the plugin begins."""
+        """A run of the plugin begins."""
 
     def standing(self) -> str:
         """What there is, for whoever asks why it is not otherwise."""

@@ -41,7 +41,7 @@ from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 XRT_PREFIX = "fpga.amd.com"
 ALVEO_REGIONS, ALVEO_CARDS = f"{XRT_PREFIX}/region-{ALVEO}", f"{XRT_PREFIX}/fpga-{ALVEO}"
@@ -88,7 +88,7 @@ def under(resource: str, prefix: str) -> ResourceName:
 
 
 class Kubelet(KubeletDouble):
-    """The double, which tells (`asks`) for which devices it asks something.
+    """The double, which reports (`asks`) for which devices it asks something.
 
     As the real one it admits one pod after the other, and lets go of devices under the same lock.
 

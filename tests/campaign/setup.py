@@ -1,4 +1,4 @@
-"""What a life of the plugin is started with: nothing of it has to be as in the last life."""
+"""What a run of the plugin is started with: nothing of it has to be as in the last life."""
 
 import random
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """What goes wrong on a node besides: its disk, the journal's files, the store, the clock.
 
-A wind blows for one life of the plugin: it begins while no plugin runs, and is over when the next
+A wind blows for one run of the plugin: it begins while no plugin runs, and is over when the next
 one starts. The state directory is a small file system of its own, so that it can be full or read
 only; to mount it takes root.
 """
@@ -140,6 +140,31 @@ def _exchanged(state: Path, rng: random.Random) -> None:
     between.rmdir()
 
 
+_KINDS_3 = {
+    "facts": "epochs",
+    "allocations": "claims",
+    "memory_clear_pending": "debts",
+    "pending_poststops": "strays",
+    "claim_owners": "holders",
+    "debug_holds": "debugs",
+    "alias_bindings": "meanings",
+}
+_FIELDS_3 = {
+    "prestart_seen": "touched",
+    "missed_prestart": "exposed",
+    "instance": "epoch",
+    "number": "generation",
+}
+"""Names of schema 3: of kinds of rows, and of the fields of an allocation."""
+
+
+def _row_3(kind: str, key: str, value: str) -> tuple[str, str, str]:
+    if kind == "allocations":
+        row = json.loads(value)
+        value = json.dumps({_FIELDS_3.get(name, name): told for name, told in row.items()})
+    return _KINDS_3.get(kind, kind), key, value
+
+
 def _schema_3(state: Path, rng: random.Random) -> None:
     """As the releases until eea44c1 wrote it: who may use a region stood in three kinds of rows."""
     del rng
@@ -149,6 +174,7 @@ def _schema_3(state: Path, rng: random.Random) -> None:
         db,
     ):
         rows = db.execute("SELECT kind, key, value FROM journal").fetchall()
+        rows = [_row_3(*row) for row in rows]
         kinds = {"regions", "holders", "tenancies", "loans"}
         kept = [row for row in rows if row[0] not in kinds]
         values = {(kind, key): json.loads(value) for kind, key, value in rows if kind in kinds}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def comparable(given: Objects) -> Objects:
     compared = {}
     for key, each in copy.deepcopy(given).items():
         if key[0] == "Namespace":
-            continue  # helm makes none: it is told which
+            continue  # helm makes none: it is notified which
         for name in HELMS_OWN:
             each["metadata"].get("labels", {}).pop(name, None)
         if key[0] == "DaemonSet":
@@ -597,12 +598,12 @@ def test_each_kind_of_card_gets_its_classes() -> None:
 
 def test_one_node_may_be_a_dra_driver() -> None:
     made = rendered("nodeConfigurations.named.claims.mode=dra", "readPods=false")
-    doors = {}
+    apis = {}
     for (kind, name), each in made.items():
         if kind == "DaemonSet":
             (container,) = each["spec"]["template"]["spec"]["containers"]
-            doors[name] = [e["value"] for e in container["env"] if e["name"] == "FPGA_PLUGIN_MODE"]
-    assert doors == {"fpga-plugin": [], "fpga-plugin-claims": ["dra"]}
+            apis[name] = [e["value"] for e in container["env"] if e["name"] == "FPGA_PLUGIN_MODE"]
+    assert apis == {"fpga-plugin": [], "fpga-plugin-claims": ["dra"]}
     assert any("resourceslices" in rule for rule in rules(made))
     assert ("ValidatingAdmissionPolicy", "fpga-plugin-resourceslices") in made
 
@@ -634,6 +635,36 @@ def test_selectors_have_helms_own_names() -> None:
     labels = made["ClusterRole", "lab-fpga-plugin"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/name"] == "fpga-plugin"
     assert labels["app.kubernetes.io/instance"] == "lab"
+
+
+def test_the_next_version_of_the_chart_changes_nothing_that_cannot_be_changed(
+    tmp_path: Path,
+) -> None:
+    """An upgrade, and a rollback, that the API server would refuse."""
+    later = tmp_path / "fpga-plugin"
+    shutil.copytree(CHART, later)
+    about = later / "Chart.yaml"
+    about.write_text(about.read_text().replace(fpga_plugin.__version__, "99.1.2"))
+    every = (
+        "events=true",
+        "mode=dra",
+        f"deviceClasses.interfaceIDs={{{CARD}}}",
+        "policy=rules: []",
+    )
+    sets = [word for value in ("image.repository=x", *every) for word in ("--set", value)]
+    done = subprocess.run(
+        [TOOLS / "helm", "template", "fpga-plugin", later, "--namespace", "fpga-plugin",
+         "--no-hooks", *sets],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    now, then = rendered(*every), objects(done.stdout)
+    assert now.keys() == then.keys(), "no object is made twice under two names"
+    changed = pod_spec(then)["containers"][0]["image"]
+    assert changed.endswith(":99.1.2")
+    for key, each in now.items():
+        for field in ("roleRef", "selector"):
+            fixed = each.get(field) or each.get("spec", {}).get(field)
+            assert fixed == (then[key].get(field) or then[key].get("spec", {}).get(field)), key
 
 
 def test_what_selects_the_pods_selects_those_of_each_configuration() -> None:

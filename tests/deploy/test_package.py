@@ -31,7 +31,8 @@ def pip(*arguments: str | Path) -> None:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A source distribution of this tree, and the wheel that pip makes of it alone."""
     folder = tmp_path_factory.mktemp("package")
-    pip("install", "--target", folder / "builder", "hatchling", "hatch-fancy-pypi-readme")
+    lock = ROOT / ".ci/build.lock"
+    pip("install", "--target", folder / "builder", "--require-hashes", "--requirement", lock)
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder / "builder")},

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress
+from fpga_plugin.kubernetes.names import ResourceName
 
 PREFIX = "fpga.intel.com"
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")

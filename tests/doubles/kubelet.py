@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from doubles.cards import REGIONS
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
 from fpga_plugin.kubernetes.kubelet.podresources import PodDevices, PodList
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 POD = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 
@@ -52,8 +52,8 @@ class Kubelet:
         namespace: of all of them.
         known: what it says is allocatable.
         error: raised by each answer, where set.
-        epoch: the life of kubelet that an answer is of.
-        on_call: is told of each question before it is answered.
+        instance: the kubelet instance that an answer is of.
+        on_call: is notified of each question before it is answered.
         answers: cleared, questions wait.
         calls: how many there were.
         checkpoint: devices that it writes down when a list is sent again; none of them where
@@ -68,7 +68,7 @@ class Kubelet:
         self.namespace = "tenant"
         self.known: dict[ResourceName, frozenset[str]] = {}
         self.error: Exception | None = None
-        self.epoch = "1:1:1"
+        self.instance = "1:1:1"
         self.on_call: Callable[[], None] = lambda: None
         self.answers = asyncio.Event()
         self.answers.set()
@@ -96,7 +96,7 @@ class Kubelet:
         )
 
     async def snapshot(self) -> PodList:
-        return PodList(await self.list_devices(), self.epoch)
+        return PodList(await self.list_devices(), self.instance)
 
     async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
         await self._called()

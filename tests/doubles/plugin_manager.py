@@ -2,7 +2,7 @@
 
 As pkg/kubelet/pluginmanager does: one path at a time, GetInfo within a second, then what the kind
 of plugin needs, then NotifyRegistrationStatus. A socket that goes is deregistered, one made
-anew is both. What a kind of plugin needs, the test says.
+again is both. What a kind of plugin needs, the test says.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.01
 
 
 class PluginManager:
-    """One life of kubelet's.
+    """One kubelet instance's.
 
     Args:
         directory: `plugins_registry`.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice
+from fpga_plugin.dra.desired import CounterSet, Device, Form, Slice
 
 COUNTERS = Slice(counter_sets=(CounterSet("card", ("region-0", "region-1")),))
 

@@ -148,7 +148,7 @@ class Cluster(ApiCalls):
         self._processes[name].send_signal(number)
 
     def restart(self, name: str) -> None:
-        """Kill a program and start it anew, until the API server answers."""
+        """Kill a program and start it again, until the API server answers."""
         self.signal(name, signal.SIGKILL)
         self._processes[name].wait(LIMIT)
         self._run(name, *self._arguments[name])

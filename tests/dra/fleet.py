@@ -402,7 +402,7 @@ def report(found: dict[str, Any], *, of: int = 5000, rate: float = 10.0) -> str:
     """The table, and what so many nodes with so many pods a second would ask for."""
     start, each = sum(found["start"].values()), sum(found["life"].values())
     pods = f"{found['pods']} of the {found['asked']} that were asked for"
-    watches = of / 570  # a watch is asked for anew after api.mirror.WATCH_SECONDS
+    watches = of / 570  # a watch is asked for again after api.mirror.WATCH_SECONDS
     rows = [
         ("plugins, pools", f"{found['nodes']} ({found['hardware']}), {found['pools']}"),
         ("pods", pods),

@@ -1,8 +1,8 @@
 """A node whose kubelet prepares claims: real kubelet, containerd 2, scheduler and controllers.
 
-What `tests/kubelet` has for the first door, with pods that the scheduler binds and claims that it
-allocates. What a test waits for it sees where an operator would: in the API, in kubelet's list of
-pods, in the plugin's log, in what a container writes.
+What `tests/kubelet` has for the device plugin API, with pods that the scheduler binds and claims
+that it allocates. What a test waits for it sees where an operator would: in the API, in kubelet's
+list of pods, in the plugin's log, in what a container writes.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ class Cluster(ControlPlane):
 
 
 class Node(first_door.Node):
-    """A node with the second door; ends what it started.
+    """A node with DRA; ends what it started.
 
     Args:
         runtime: with CDI.
@@ -247,7 +247,7 @@ class Node(first_door.Node):
         return [one["claim"] for one in self.plugin.logged("claim served", since, method=method)]
 
     def until_refused(self, *words: str) -> str:
-        """Wait until kubelet tells of a Prepare that failed with these words."""
+        """Wait until kubelet reports a Prepare that failed with these words."""
 
         def refused() -> str:
             told = self.cluster.events("FailedPrepareDynamicResources")
@@ -259,7 +259,7 @@ class Node(first_door.Node):
         """Claims that the plugin has in its journal, from before it begins to program for them."""
         path = f"file:{self.settings['FPGA_PLUGIN_STATE_DIR']}/journal.sqlite3?mode=ro"
         with contextlib.closing(sqlite3.connect(path, uri=True)) as journal:
-            rows = journal.execute("SELECT key FROM journal WHERE kind = 'holders'")
+            rows = journal.execute("SELECT key FROM journal WHERE kind = 'claim_owners'")
             return [key for (key,) in rows]
 
     def phase(self, pod: Pod) -> str:
@@ -337,7 +337,7 @@ def running(node: Node, name: str = "asks", bitstream: str = AFU) -> tuple[Pod, 
 
 
 def health(pod: Pod) -> list[str]:
-    """Of its devices, as the pod's status tells it."""
+    """Of its devices, as the pod's status reports it."""
     told = pod.container().get("allocatedResourcesStatus", [])
     return [one["health"] for each in told for one in each["resources"]]
 

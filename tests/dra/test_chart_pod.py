@@ -1,4 +1,4 @@
-"""The chart's pod with the door of DRA: its image, its sandbox, its service account and its policy.
+"""The chart's pod with the DRA driver: its image, its sandbox, its service account and its policy.
 
 `make test-image` runs these. What is not shown anywhere else is that these four go together: the
 token that kubelet gives the pod names its node, so that the policy lets it write its slices.

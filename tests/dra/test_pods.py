@@ -117,7 +117,7 @@ def test_a_class_pins_the_bitstream_of_pods_that_say_nothing(
         node.cluster.call("DELETE", f"{path}/pinned")
 
 
-def test_a_pod_of_the_first_door_runs_unchanged(make_node: Callable[..., Node]) -> None:
+def test_a_pod_of_the_device_plugin_runs_unchanged(make_node: Callable[..., Node]) -> None:
     """By limits and FPGA_* variables, as `tests/kubelet` gives it to the device plugin."""
     node = make_node("1x2")
     command = (
@@ -194,7 +194,7 @@ def test_several_pods_of_a_claim_share_it_until_the_last_has_ended(
     second = node.pod("second", container(LOOK), resourceClaims=[by_claim(claim)])
     second.until_running()
     until(lambda: second.output() == first.output() != "", "the second has the same")
-    assert len(node.served("NodePrepareResources")) == 1, "no call tells of the second"
+    assert len(node.served("NodePrepareResources")) == 1, "no call reports the second"
     first.delete()
     first.until_gone()
     assert (node.afu(P0), node.served("NodeUnprepareResources")) == (AFU, [])

@@ -19,11 +19,11 @@ from doubles.loops import until as soon
 from ledger_support import make_ledger, scrub
 
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.dra.desired import DesiredDevices, Form
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.pool import MAX_NAME, Pool
 from fpga_plugin.dra.poolcheck import PoolCheck
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.settings.settings import Advertise
 
@@ -88,7 +88,7 @@ def node(cluster: Cluster, cards=CARDS, *, as_plugin: bool = False) -> Iterator[
         reconciler = SliceReconciler(
             credentials,
             Pool(DRIVER, name),
-            Wanted(ledger, advertise=Advertise.BOTH),
+            DesiredDevices(ledger, advertise=Advertise.BOTH),
             registered=registered,
             settle=0.1,
         )

@@ -91,7 +91,7 @@ def unpacked(name: str, target: "Target") -> Path:
 
 
 def keep(name: str, target: "Target") -> bool:
-    """Write a target's corpus anew; returns whether that went well."""
+    """Write a target's corpus again; returns whether that went well."""
     corpus = unpacked(name, target)
     with tempfile.TemporaryDirectory() as least:
         command = [sys.executable, str(HERE / "one.py"), name, *OPTIONS, "-set_cover_merge=1"]

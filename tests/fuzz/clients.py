@@ -15,12 +15,12 @@ from fpga_plugin.allocation.journal.journal import NoJournal
 from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards.actions import CardActions
-from fpga_plugin.ids import CardId, DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability.http import Listener, Request, Response
 from fpga_plugin.observability.page import page
 from fpga_plugin.observability.routes import Routes
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.table import table
 from fpga_plugin.observability.view import StatusView, view
 from fpga_plugin.settings.settings import Settings
@@ -51,10 +51,10 @@ def _routes(*, started: bool = False) -> Routes:
         boot_id="boot",
     )
     actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory(), _Idle())
-    survey = Survey(Settings(status_page=True))
+    context = StatusContext(Settings(status_page=True))
     if started:
-        survey.plugin = SimpleNamespace(actions=actions, ledger=ledger)
-    return Routes(survey)
+        context.plugin = SimpleNamespace(actions=actions, ledger=ledger)
+    return Routes(context)
 
 
 class _Writer:
@@ -134,10 +134,10 @@ class _Tags(HTMLParser):
 
 
 def _status_of(texts: list[str]) -> StatusView:
-    survey = Survey(Settings())
+    context = StatusContext(Settings())
     message, namespace, name, method = (texts + [""] * 4)[:4]
     uid = PodUid("u")
-    survey.refusals.refused(
+    context.refusals.refused(
         method,
         uid,
         (DeviceId(_CARD),),
@@ -145,7 +145,7 @@ def _status_of(texts: list[str]) -> StatusView:
         message=message,
         name=PodName(namespace, name),
     )
-    return asyncio.run(view(survey))
+    return asyncio.run(view(context))
 
 
 _PLAIN = _Tags(page(_status_of(["x", "x", "x", "x"]))).found
@@ -192,7 +192,10 @@ TARGETS = {
     ),
     "page": Target(
         _page,
-        (b"no claim is known\0team-a\0pod", b"<script>alert(1)</script>\0\"'>\0&lt;\0\x1b[31m"),
+        (
+            b"no allocation is known\0team-a\0pod",
+            b"<script>alert(1)</script>\0\"'>\0&lt;\0\x1b[31m",
+        ),
         (
             b"<b>",
             b"</td>",

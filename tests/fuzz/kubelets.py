@@ -12,6 +12,7 @@ from target import Target
 
 from fpga_plugin.allocation.requests.environment import request_variables
 from fpga_plugin.errors import InvalidRequestError
+from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, decoded
 from fpga_plugin.kubernetes.grpc.codec import Codec
@@ -32,13 +33,13 @@ _CALLS = (
     v1beta1.PreferredAllocationRequest,
 )
 _DECODER = msgspec.json.Decoder(apiserver.ApiPod)
-_CLIENT = PodResourcesClient("/nowhere", "fpga.intel.com")
+_CLIENT = PodResourcesClient("/nowhere", ours("fpga.intel.com"))
 
 
 def _checkpoint(data: bytes) -> None:
     path = scratch("kubelet_internal_checkpoint", data)
     with suppress(CheckpointUnreadableError):
-        for entry in read_checkpoint(path, "fpga.intel.com").entries:
+        for entry in read_checkpoint(path, ours("fpga.intel.com")).entries:
             cached_grant(entry)
 
 

@@ -16,10 +16,11 @@ from target import Target
 from fpga_plugin.allocation.journal import rows
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.journal.marker import MARKER_FILE
-from fpga_plugin.allocation.journal.records import Change, Claim, Condition, Epoch, RegionRecord
+from fpga_plugin.allocation.journal.records import Allocation, Change, Condition, Fact, RegionRecord
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 # Memory, where there is some: a journal is opened some hundred times a second.
 _SCRATCH = tempfile.TemporaryDirectory(
@@ -36,7 +37,7 @@ _OURS, _OTHER = (
 """The card whose rows are anything, and the one whose rows are never touched."""
 
 _KEPT = tuple(
-    Claim(
+    Allocation(
         device=DeviceId(region.id),
         resource=REGIONS,
         grants={region.id: region.grant},
@@ -52,15 +53,15 @@ def _make_sound() -> bytes:
     free, faulted = _OURS.regions[0].id, _OTHER.regions[1].id
     journal.write(
         Change(
-            claims={claim.device: claim for claim in _KEPT},
+            allocations={claim.device: claim for claim in _KEPT},
             regions={
                 free: RegionRecord(free, Condition.BLANK, afu_id=AFU),
                 faulted: RegionRecord(faulted, Condition.FAULTED, "broken"),
             },
-            debts={_OTHER.id: True},
+            memory_clear_pending={_OTHER.id: True},
             drained={_OTHER.id: True},
             resources={REGIONS: True},
-            epochs={Epoch.BOOT: "boot", Epoch.KUBELET: "1"},
+            facts={Fact.BOOT: "boot", Fact.KUBELET: "1"},
         )
     )
     journal.close()
@@ -89,18 +90,18 @@ def _use(journal: Journal) -> None:
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     for card in (_OURS, _OTHER):
         ledger.hardware.card_found(card, {region.id: AFU for region in card.regions}, AFU)
-        kinds = {claim.device == card.id for claim in ledger.claims_on(card.id)}
+        kinds = {claim.device == card.id for claim in ledger.allocations_on(card.id)}
         assert len(kinds) < 2, "a whole claim beside one of a region"
     region, whole = DeviceId(_OURS.regions[0].id), DeviceId(_OURS.id)
     for step in (
-        lambda: ledger.allocations.kubelet_epoch("2"),
-        lambda: ledger.allocations.reconciled([_OURS.id, _OTHER.id]),
-        lambda: ledger.allocations.prestart_seen([region, whole]),
-        lambda: ledger.allocations.poststop_seen([region, whole]),
-        lambda: ledger.allocations.allocate(REGIONS, [region]),
-        lambda: ledger.allocations.release([region, whole]),
-        lambda: ledger.allocations.allocate(WHOLE, [whole]),
-        lambda: ledger.allocations.adopt(REGIONS, region, PodUid("pod-b"), {}),
+        lambda: ledger.device_plugin.kubelet_found("2"),
+        lambda: ledger.device_plugin.reconciled([_OURS.id, _OTHER.id]),
+        lambda: ledger.device_plugin.prestart_seen([region, whole]),
+        lambda: ledger.device_plugin.poststop_seen([region, whole]),
+        lambda: ledger.device_plugin.allocate(REGIONS, [region]),
+        lambda: ledger.device_plugin.release([region, whole]),
+        lambda: ledger.device_plugin.allocate(WHOLE, [whole]),
+        lambda: ledger.device_plugin.adopt(REGIONS, region, PodUid("pod-b"), {}),
     ):
         try:
             step()
@@ -108,11 +109,11 @@ def _use(journal: Journal) -> None:
             raise
         except FpgaPluginError:
             pass
-    remembered = set(ledger.claims)
+    remembered = set(ledger.allocations)
     journal.close()
     with closing(again := Journal(_PATH)):
         assert not again.doubt
-        assert again.snapshot.claims.keys() == remembered
+        assert again.snapshot.allocations.keys() == remembered
 
 
 def _rows(data: bytes) -> None:
@@ -136,10 +137,10 @@ def _rows(data: bytes) -> None:
     journal = Journal(_PATH)
     assert bool(journal.set_aside) == bool(journal.doubt)
     for claim in _KEPT:  # of a journal in doubt none counts as unused
-        doubted = replace(claim, exposed=claim.exposed or bool(journal.doubt))
-        assert journal.snapshot.claims[claim.device] == doubted
+        doubted = replace(claim, missed_prestart=claim.missed_prestart or bool(journal.doubt))
+        assert journal.snapshot.allocations[claim.device] == doubted
     assert _OTHER.id in journal.snapshot.drained
-    assert _OTHER.id in journal.snapshot.debts
+    assert _OTHER.id in journal.snapshot.memory_clear_pending
     assert journal.snapshot.regions[_OTHER.regions[1].id].condition is Condition.FAULTED
     _use(journal)
 
@@ -169,19 +170,21 @@ def _file(data: bytes) -> None:
 
 def _claim(device: str, resource: str, **fields: object) -> list[object]:
     region = _OURS.regions[0]
-    claim = Claim(DeviceId(device), ResourceName(resource), grants={region.id: region.grant})
-    return ["claims", device, msgspec.to_builtins(claim) | fields]
+    claim = Allocation(DeviceId(device), ResourceName(resource), grants={region.id: region.grant})
+    return ["allocations", device, msgspec.to_builtins(claim) | fields]
 
 
 _REGION = _OURS.regions[0].id
 _ROWS: list[list[object]] = [
-    _claim(_REGION, REGIONS, started=True, touched=True, pod="pod", epoch="1", prestarts=1),
+    _claim(
+        _REGION, REGIONS, started=True, prestart_seen=True, pod="pod", instance="1", prestarts=1
+    ),
     ["regions", _REGION, msgspec.to_builtins(RegionRecord(_REGION, Condition.BLANK, "", AFU))],
-    ["debts", _OURS.id, True],
-    ["strays", _REGION, 2],
+    ["memory_clear_pending", _OURS.id, True],
+    ["pending_poststops", _REGION, 2],
     ["rebinding", _OURS.id, True],
     ["resources", WHOLE, True],
-    ["epochs", "kubelet", '"2"'],
+    ["facts", "kubelet", '"2"'],
 ]
 _WHOLE_ROWS = [
     *_ROWS[:1],

@@ -16,7 +16,8 @@ from fpga_plugin.allocation.requests.parse import (
 from fpga_plugin.allocation.requests.parse import Target as Region
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.hardware.backend import ClockLimits
-from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid, parse_resource
+from fpga_plugin.ids import ours
+from fpga_plugin.kubernetes.names import PodUid, parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.kubernetes.pod import Container, Pod, Reference, Variable
 from fpga_plugin.policy.rules import parse_pattern
 
@@ -58,7 +59,7 @@ def _ids(data: bytes) -> None:
             assert "/" not in value
             assert value not in {".", ".."}
     with suppress(ValueError):
-        assert parse_resource(text, "fpga.intel.com").count("/") == 1
+        assert parse_resource(text, ours("fpga.intel.com")).count("/") == 1
 
 
 def _environment(data: bytes) -> None:
@@ -73,7 +74,7 @@ def _environment(data: bytes) -> None:
     pod = Pod(
         namespace="n",
         name="p",
-        uid=ids.PodUid("u"),
+        uid=PodUid("u"),
         labels={"l": "v"},
         annotations={"a": "$(X)"},
         containers=(container,),

@@ -1,5 +1,6 @@
 """`make release` against a real registry: what it pushes is what it signs. `make test-image`."""
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -131,3 +132,20 @@ def test_nothing_is_pushed_without_what_a_release_needs(
         wanted.publish()
     assert not wanted.output.exists()
     assert registry.http.get("/v2/_catalog").json() == known
+
+
+def test_an_image_that_comes_from_another_machine_says_of_which_commit_it_is(
+    wanted, tmp_path
+) -> None:
+    """As .github/workflows/release.yml hands it on: an archive, pulled where the key is."""
+    archive = f"oci-archive:{tmp_path}/image.tar"
+    push = [*wanted.buildah, "push", "--quiet", wanted.image, f"{archive}:fpga-plugin:release"]
+    subprocess.run(push, check=True, capture_output=True)
+    there = ["buildah", "--storage-driver", "vfs", "--root", f"{tmp_path}/storage"]
+    there += ["--runroot", f"{tmp_path}/run"]
+    subprocess.run([*there, "pull", archive], check=True, capture_output=True)
+    pulled = dataclasses.replace(wanted, buildah=there, image="localhost/fpga-plugin:release")
+    with pytest.raises(release.ReleaseError, match="was built of commit") as caught:
+        pulled._built_of("c" * 40)
+    (commit,) = re.findall("commit ([0-9a-f]{40}),", str(caught.value))
+    assert pulled._built_of(commit) == wanted._built_of(commit), "the same image, by its content"

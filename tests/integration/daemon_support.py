@@ -106,7 +106,7 @@ def call_unary(
     return unary(sent, timeout=timeout)
 
 
-class NotRegistered(Exception):  # noqa: N818  # what kubelet tells the plugin, not an error here
+class NotRegistered(Exception):  # noqa: N818  # what kubelet reports the plugin, not an error here
     """Kubelet refuses a plugin; what it says."""
 
 
@@ -734,7 +734,7 @@ class Node:
         kubelet.signal.until(lambda: health() == {HEALTHY}, f"{cards} Healthy again")
 
     def again(self) -> Plugin:
-        """Kill and start anew, until kubelet has the lists of every resource again."""
+        """Kill and start again, until kubelet has the lists of every resource again."""
         self.plugin.kill()
         return self.restarted()
 
@@ -766,7 +766,7 @@ class Node:
             except Refused as error:
                 if error.code != "UNAVAILABLE":
                     raise
-                return False  # it registers anew just now, by another socket
+                return False  # it registers again just now, by another socket
             return True
 
         before = calls()
@@ -774,7 +774,7 @@ class Node:
         self.plugin.signal.until(lambda: calls() > before, "the line of a call")
 
     def steps(self, region: str, since: int = 0) -> list[str]:
-        """What this life of the plugin did to a region so far, as its reports name it."""
+        """What this run of the plugin did to a region so far, as its reports name it."""
         self.caught_up()
         return [
             step
@@ -784,7 +784,7 @@ class Node:
         ]
 
     def scrubs(self, region: str, since: int = 0) -> int:
-        """How often this life of the plugin blanked a region so far."""
+        """How often this run of the plugin blanked a region so far."""
         return self.steps(region, since).count("program blank")
 
     def state(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The second door from outside: a kubelet that prepares claims, and the API server that has them.
+"""DRA from outside: a kubelet that prepares claims, and the API server that has them.
 
 Plain grpcio and http.server, threads, no code of ours, as `daemon_support`.
 """
@@ -301,7 +301,7 @@ OWN_POD = "00000000-0000-4000-8000-000000000000"
 
 
 class DraNode(Node):
-    """A node whose plugin serves the second door."""
+    """A node whose plugin serves the second api."""
 
     def __init__(self, hardware: str = "1x2", **settings: str) -> None:
         super().__init__(hardware, **settings)
@@ -351,7 +351,7 @@ class DraNode(Node):
         self.plugin.until_logged("kubelet's record of claims read")
 
     def again(self):
-        """Kill and start anew."""
+        """Kill and start again."""
         self.plugin.kill()
         return self.restarted()
 
@@ -399,7 +399,7 @@ class DraNode(Node):
         }
 
     def programmed(self, since: int = 0) -> int:
-        """How often this life of the plugin has done anything to a region."""
+        """How often this run of the plugin has done anything to a region."""
         return sum("steps" in line for line in self.plugin.lines[since:])
 
 

@@ -1,7 +1,7 @@
 """Both sides of the kubelet layer, as small as its tests allow.
 
 `Kubelet` registers, dials back and keeps streams as the three generations of kubelet's own handler
-do (`deviceplugin/registration.py` tells them apart); `Calls` stands for the life of claims
+do (`deviceplugin/registration.py` distinguishes them); `Calls` stands for the life of allocations
 behind the layer.
 """
 
@@ -18,12 +18,12 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Server
 
-from fpga_plugin.allocation.calls import Allocation
+from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.hardware.grant import Mount
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages.v1beta1 import (
     DevicePluginStub,
@@ -32,6 +32,7 @@ from fpga_plugin.kubernetes.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
@@ -78,13 +79,13 @@ class Changes:
 
 
 class Calls:
-    """Plays `ClaimService` and `Reconciler`: notes what is called, answers what the test says."""
+    """Plays `DevicePluginService` and `Reconciler`: notes calls, answers what the test says."""
 
     def __init__(self, changes: Changes) -> None:
         self.lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}
         self.subscribers: list[Callable[[], None]] = []
         self.called: list[tuple] = []
-        self.epochs: list[str] = []
+        self.facts: list[str] = []
         self.opened: list[ResourceName] = []
         self.fails: Exception | None = None
         self.news_fails = 0
@@ -117,7 +118,7 @@ class Calls:
 
     def allocate(self, resource, ids):
         self._note("allocate", resource, list(ids))
-        return Allocation(
+        return AllocateAnswer(
             envs={f"FPGA_DEVICE_{name}": f"/dev/{name}" for name in ids},
             nodes=tuple(f"/dev/{name}" for name in ids),
             mounts=(Mount("/opt/fpga", "/usr/share/fpga"),),
@@ -143,10 +144,10 @@ class Calls:
             self.news_fails -= 1
             raise RuntimeError
 
-    def kubelet_epoch(self, epoch):
+    def kubelet_found(self, instance):
         self._recorder()
-        if epoch not in self.epochs[-1:]:  # each resource finds it
-            self.epochs.append(epoch)
+        if instance not in self.facts[-1:]:  # each resource finds it
+            self.facts.append(instance)
             self._changes.happened()
 
     def stream_opened(self, resource):

@@ -11,9 +11,9 @@ from grpclib.exceptions import GRPCError
 
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import core_v1, v1, v1alpha1
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION = ResourceName(REGIONS)
@@ -43,7 +43,7 @@ class FakePod:
         self.app: dict[str, Mapping[str, object]] = {"app": APP_ENV} if app is None else app
         self.sidecars: frozenset[str] = frozenset()
         self.states: dict[str, dict] = {}
-        self.sandbox: bool | None = True  # None: kubelets before 1.29, which do not tell
+        self.sandbox: bool | None = True  # None: kubelets before 1.29, which do not say
         self.phase = "Pending"
 
     def json(self) -> dict:

@@ -86,7 +86,7 @@ def test_cards_are_blank_masked_and_cleared_before_they_are_offered():
         assert all(next(iter(each)) == "reset card" for each in steps)
 
 
-def test_a_claim_from_allocate_to_deallocate():
+def test_an_allocation_from_allocate_to_deallocate():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
         answer = kubelet.allocate(P0, resource=ALVEO_REGIONS)

@@ -1,20 +1,19 @@
 """The API server over TLS, where it does what no real one can be asked to do.
 
-| what | real API server (`tests/dra/test_api_client.py`) | scripted, over TLS (here) | scripted, plain (`test_mirror.py`) |
-|---|---|---|---|
+| what | real API server (`tests/dra/test_api_client.py`) | scripted, over TLS (here) | scripted,
+plain (`test_mirror.py`) | |---|---|---|---|
 | list in pages, watch, bookmarks | yes | yes | yes |
 | another authority, another host's certificate | another authority | both, and no token is sent | |
-| the token file is replaced | by a token of another pod, once the first one is refused | at once, and after a 401 | kubeconfig |
-| 401, 403 | both | 401 | 401 |
+| the token file is replaced | by a token of another pod, once the first one is refused | at once,
+and after a 401 | kubeconfig | | 401, 403 | both | 401 | 401 |
 | 410: a watch's version, a list's page | both (etcd compacted) | | both ways of the watch |
 | 409 | a stale write | | writes (`test_slices.py`) |
 | 429 with Retry-After | by priority and fairness | yes | yes |
 | slow | stopped (SIGSTOP) | drip by drip | |
-| dead | killed and started anew | no handshake; half an answer | silent watch |
+| dead | killed and started again | no handshake; half an answer | silent watch |
 | a proxy's 404, 503, pages, redirects | | 404, 503 | all |
 | what is no JSON, too long, too deep | | | yes |
 """
-# ruff: noqa: E501 - a row of a table is a line
 
 import asyncio
 import contextlib
@@ -28,12 +27,12 @@ from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
 from doubles.tls import certified
 
-from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import parse_claim_uid
 from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, session
+from fpga_plugin.kubernetes.names import parse_claim_uid
 
 PATH = "/apis/test/v1/things"
 
@@ -255,7 +254,7 @@ def test_what_a_proxy_says_of_a_claim_does_not_end_it(tmp_path, reply: Reply) ->
     ref = ClaimRef(parse_claim_uid("11111111-1111-4111-8111-111111111111"), "default", "c")
 
     async def story(server, kubeconfig):
-        claims = Claims(kubeconfig, driver="fpga.intel.com", node="a")
+        claims = ClaimReader(kubeconfig, driver="fpga.intel.com", node="a")
         server.replies.append(reply)
         with pytest.raises(ApiServerError) as caught:
             await claims.get(ref)

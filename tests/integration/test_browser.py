@@ -37,7 +37,7 @@ from test_demo_serve import demo
 from test_http import address
 
 from fpga_plugin.allocation.journal.journal import Journal
-from fpga_plugin.allocation.journal.records import Change, Condition, Debug, RegionRecord
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, RegionRecord
 from fpga_plugin.cards.debugging import boot_clock
 
 pytestmark = pytest.mark.needs("chromium")
@@ -395,7 +395,7 @@ def keep(node, region):
     """Let the plugin find a region that it keeps for a pod whose container failed."""
     node.plugin.kill()
     journal = Journal(str(node.state_dir / "journal.sqlite3"))
-    asked = Debug(
+    asked = DebugHold(
         region,
         pod=POD,
         namespace="team-video",
@@ -406,7 +406,7 @@ def keep(node, region):
         until=boot_clock() + 1000,
     )
     dirty = RegionRecord(region, Condition.DIRTY, "its owner left")
-    journal.write(Change(debugs={region: asked}, regions={region: dirty}))
+    journal.write(Change(debug_holds={region: asked}, regions={region: dirty}))
     journal.close()
     node.set(debug_namespaces="*")
     node.restarted()

@@ -26,7 +26,7 @@ from daemon_support import (
 from test_clocks_life import AFU as CLOCKED
 from test_clocks_life import with_image
 from test_draining import card
-from test_exposed_cards import status
+from test_exposure_policy import status
 
 from fpga_plugin.observability.client import ask
 

@@ -29,7 +29,7 @@ def empty(directory: Path):
 
 
 @pytest.mark.parametrize(("remove", "sandbox"), [(empty, "auto"), (remove_all, "off")])
-def test_a_state_directory_that_is_removed_while_the_plugin_runs_loses_no_claim(
+def test_a_state_directory_that_is_removed_while_the_plugin_runs_loses_no_allocation(
     remove: Callable[[Path], None], sandbox: str
 ):
     made = node()
@@ -57,12 +57,16 @@ def test_rows_that_make_no_sense_cost_a_scrub_and_no_pod_its_region():
         n.kubelet.prestart(P0, env=request(AFU))
         n.plugin.kill()
         with sqlite3.connect(n.state_dir / "journal.sqlite3") as db:
-            db.execute("INSERT INTO journal VALUES ('debts', '\x1b[31m nonsense', 'true')")
+            db.execute(
+                "INSERT INTO journal VALUES ('memory_clear_pending', '\x1b[31m nonsense', 'true')"
+            )
             db.execute(f"INSERT INTO journal VALUES ('drained', '{CARD}', 'true')")
         db.close()
         plugin = n.restarted()
         said = plugin.until_logged("the journal is in doubt")
-        assert said["rows"] == ["debts '?[31m nonsense': not a PCI address (such as 0000:3b:00.0)"]
+        assert said["rows"] == [
+            "memory_clear_pending '?[31m nonsense': not a PCI address (such as 0000:3b:00.0)"
+        ]
         assert said["copy"].endswith("journal.sqlite3.unreadable")
         plugin.until_logged("region scrubbed", region=P1)
         # Drained: what is free is not offered; the tenant keeps what it has.

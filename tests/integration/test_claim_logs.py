@@ -53,7 +53,7 @@ def test_each_line_of_a_claims_life_is_found_by_its_device_and_by_its_pod():
             "region prepared",
             "prepared",
             "call",  # PreStartContainer
-            "all containers of a claim stopped",
+            "all containers of an allocation stopped",
             "call",  # PostStopContainer
             "region scrubbed",
             "released",

@@ -1,9 +1,9 @@
-"""An image's user clock over the life of a claim: set, checked, refused, and told."""
+"""An image's user clock over the life of an allocation: set, checked, refused, and told."""
 
 import pytest
 from daemon_support import BLANK, ID, P0, Node, Refused, eventually, request
 from doubles.bitstreams import document, packed
-from test_exposed_cards import status
+from test_exposure_policy import status
 
 AFU = "00c10c00" * 4
 

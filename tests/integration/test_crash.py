@@ -1,4 +1,4 @@
-"""SIGKILL between any two steps of a claim's life, then a restart on what is left behind.
+"""SIGKILL between any two steps of an allocation's life, then a restart on what is left behind.
 
 Whatever was going on: the neighbour's region is not touched, an owned region stays with its owner
 and on the list, a region that may hold somebody's image is not Healthy before it was scrubbed, and
@@ -39,7 +39,7 @@ SCHEMA_1 = Path(__file__).with_name("journal-schema-1.sql")
 
 @dataclass(frozen=True)
 class Point:
-    """Where in the life of a claim on P0 the plugin is killed.
+    """Where in the life of an allocation on P0 the plugin is killed.
 
     Attributes:
         reach: brings a node to this point.
@@ -128,7 +128,7 @@ def begin_scrub_by_deallocate(node: Node) -> None:
 
 
 def begin_next_owner(node: Node) -> None:
-    """The scrub of what the former owner left, inside the next one's PreStart."""
+    """The scrub of what the earlier tenant left, inside the next one's PreStart."""
     call = node.kubelet.begin_prestart(P0, env=request(AFU_2))
     node.until_programming(P0, BLANK)
     call.cancel()
@@ -188,7 +188,7 @@ def with_neighbour(hardware: Hardware) -> Node:
 
 
 def check_after(node: Node, point: Point, hardware: Hardware) -> None:
-    """The plugin was killed at the point: start it anew, and let the claim's life go on."""
+    """The plugin was killed at the point: start it again, and let the allocation's life go on."""
     other = hardware.neighbour
     kubelet = node.kubelet
     before = node.state()
@@ -330,7 +330,7 @@ def lose_journal_under_a_tenant(node: Node) -> None:
     lose_journal(node)
 
 
-def test_a_claim_of_a_lost_journal_is_found_in_kubelets_checkpoint():
+def test_an_allocation_of_a_lost_journal_is_found_in_kubelets_checkpoint():
     with Node().up() as node:
         lose_journal_under_a_tenant(node)
         node.restarted()
@@ -339,7 +339,7 @@ def test_a_claim_of_a_lost_journal_is_found_in_kubelets_checkpoint():
         assert node.afu(P0) == AFU
         assert node.kubelet.listed(CARDS) == {}
         assert (node.scrubs(P0), node.scrubs(P1)) == (0, 1)
-        # It may not be its own image: nothing tells.
+        # It may not be its own image: nothing reports it.
         node.kubelet.prestart(P0, env=request(AFU_2))
         assert (node.scrubs(P0), node.afu(P0)) == (1, AFU_2)
         node.kubelet.checkpoint()
@@ -370,8 +370,8 @@ def test_a_journal_of_another_version_is_set_aside_and_a_running_tenant_is_adopt
         plugin = node.restarted()
         said = plugin.until_logged("the journal is in doubt")
         with closing(sqlite3.connect(said["copy"])) as db:
-            assert db.execute("SELECT device FROM claims").fetchall() == [(P0,)]
-        adopted = plugin.until_logged("claim adopted")
+            assert db.execute("SELECT device FROM allocations").fetchall() == [(P0,)]
+        adopted = plugin.until_logged("allocation adopted")
         assert (adopted["device"], adopted["pod"]) == (P0, "uid-1")
         # The tenant keeps its image; the other region is nobody's, and not known to be clean.
         node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})

@@ -137,7 +137,7 @@ MANIFESTS = {
 EXAMPLE_FILES = sorted(
     path.stem for path in EXAMPLES.glob("*.yaml") if "limits:" in path.read_text()
 )
-"""Those of pods that ask by resources; the demo's kubelet knows no claims."""
+"""Those of pods that ask by resources; the demo's kubelet knows no allocations."""
 
 
 def pod_of_the_deployment() -> str:

@@ -37,6 +37,10 @@ NOT_RUN = {
     "printf": "needs an engine: tests/dra/test_chart_store.py",
     "docker inspect": "needs an engine: tests/dra/test_chart_store.py",
     "fpga-plugin fleet": "needs a cluster: tests/integration/test_fleet.py",
+    "rsync ": "needs a node",
+    "kind ": "needs Docker: tests/kubelet/test_chart_life.py plays the rest of docs/kind.md",
+    "docker exec": "needs kind: tests/kubelet/test_chart_life.py",
+    "docker cp": "needs kind",
     "git clone": "needs the repository's address",
     ".venv/bin/python -m pytest": "a test run in a test run",
     ".venv/bin/python bitstreams/sources/build.py": "writes the samples: test_bitstream_command.py",
@@ -102,6 +106,7 @@ def place(folder: Path, node: Node) -> dict[str, str]:
     store = folder / "store"
     (store / ID).mkdir(parents=True)
     (store / ID / "blank.gbs").write_bytes((STORE / ID / "blank.gbs").read_bytes())
+    (folder / "null_a10.gbs").write_bytes((STORE / ID / "blank.gbs").read_bytes())
     (folder / "policy.yaml").write_text((ROOT / "deploy/admission/policy.yaml").read_text())
     image = bytes.fromhex(AFU) + bytes(4096)
     (folder / "hello_afu.gbs").write_bytes(gbs(image, AFU, interface=ID))

@@ -1,4 +1,4 @@
-"""The second door: claims that kubelet prepares and unprepares, in every order that it knows."""
+"""The second api: claims that kubelet prepares and unprepares, in every order that it knows."""
 
 import contextlib
 import json
@@ -33,6 +33,7 @@ from dra_support import (
     OWN_POD,
     Claim,
     DraNode,
+    Json,
     config,
     container,
     dra_name,
@@ -68,6 +69,45 @@ def test_a_claims_life_from_registration_to_a_clean_region():
         assert node.file(claim) is None
 
 
+def metadata(node: DraNode, claim: Claim) -> tuple[str, list[Json]]:
+    """Where a claim's containers read of their devices, and what."""
+    (of_device,) = node.file(claim)["devices"]
+    (mount,) = of_device["containerEdits"]["mounts"]
+    lines = Path(mount["hostPath"]).read_text().splitlines()
+    return mount["containerPath"], [json.loads(line) for line in lines]
+
+
+def test_a_claims_containers_read_of_their_devices():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        claim.metadata["annotations"] = {"resource.kubernetes.io/pod-claim-name": "mine"}
+        node.put(claim)
+        node.dra.prepare(claim)
+        path, told = metadata(node, claim)
+        assert path.endswith(f"/resourceclaimtemplates/mine/fpga/{DRIVER}-metadata.json")
+        assert [one["requests"][0]["devices"][0]["name"] for one in told] == [dra_name(P0)] * 2
+        directory = node.folder / "plugins" / DRIVER / "metadata"
+        for left in (*directory.iterdir(), *node.cdi.iterdir()):
+            left.unlink()
+        (directory / f"{uuid.uuid4()}_fpga.json").touch()
+        node.again()
+        eventually(lambda: metadata(node, claim) == (path, told), "written again at the start")
+        eventually(lambda: len([*directory.iterdir()]) == 1, "what nobody knows has gone")
+        assert node.dra.unprepare(claim) == ""
+        assert list(directory.iterdir()) == []
+
+
+def test_the_reader_of_an_ofs_slots_claim_finds_the_function_for_its_virtual_machine():
+    function = "0000:10:00.1"
+    with DraNode("1x1+ofs", slot_functions=f"{CARD}={function}").up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        _, (told, _) = metadata(node, claim)
+        ((device,),) = [one["devices"] for one in told["requests"]]
+        assert device["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": function}
+        assert node.env(claim)["FPGA_FUNCTIONS_0000_10_00_0_P0"] == function
+
+
 def test_a_claim_without_config_gets_a_blank_region():
     with DraNode().up() as node:
         node.dra.prepare(node.claim("c", P0))
@@ -99,7 +139,7 @@ def allocate(node: DraNode, claim: Claim, *devices: str) -> None:
 
 
 def another_pod(node: DraNode, claim: Claim) -> None:
-    """A claim is never allocated anew while it is reserved for a pod."""
+    """A claim is never allocated again while it is reserved for a pod."""
     claim.pods = [str(uuid.uuid4())]
     node.put(claim)
 
@@ -322,7 +362,7 @@ def test_no_container_starts_on_a_card_that_went_and_came_back():
 
 
 def test_a_claim_whose_card_is_away_for_a_moment_is_told_so_and_served_when_it_is_back():
-    """As while the driver of a free card is bound anew: kubelet asks again by itself."""
+    """As while the driver of a free card is bound again: kubelet asks again by itself."""
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
         node.unplug(CARD)
@@ -520,7 +560,7 @@ def test_several_pods_share_a_claim_and_all_of_them_are_waited_for():
         later = "22222222-2222-4222-8222-222222222222"
         node.cgroups.set(later, "main")
         claim.pods.append(later)
-        node.dra.keep(claim, devices)  # no call tells of it
+        node.dra.keep(claim, devices)  # no call reports it
         eventually(lambda: later in users(node))
         ending = node.dra.begin("Unprepare", claim)
         assert later in node.plugin.until_logged("scrub waits", region=P0)["reason"]
@@ -539,7 +579,7 @@ def users(node: DraNode) -> str:
 def journal(node: DraNode, claim: Claim) -> str:
     with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
         rows = db.execute(
-            "SELECT value FROM journal WHERE kind = 'holders' AND key = ?", (claim.uid,)
+            "SELECT value FROM journal WHERE kind = 'claim_owners' AND key = ?", (claim.uid,)
         )
         return "".join(value for (value,) in rows)
 
@@ -754,7 +794,7 @@ HELD = "ResourceClaims may still have devices, which are given to nobody"
 
 
 def by_device_plugin(node: DraNode, root: Path) -> None:
-    """Start the plugin anew, with the device plugin API; it sees kubelet's root directory there."""
+    """Start the plugin again with the device plugin API; it sees kubelet's root directory."""
     (root / "device-plugins").mkdir(parents=True, exist_ok=True)
     (root / "pods" / OWN_POD).mkdir(parents=True, exist_ok=True)
     node.set(mode="device-plugin", kubelet_root=str(root))

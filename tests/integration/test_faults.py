@@ -393,7 +393,7 @@ def test_a_card_that_is_swapped_during_its_scrub_is_scrubbed_and_not_faulted():
         assert [node.afu(region) for region in (P0, P1, P2)] == [BLANK] * 3
 
 
-def test_a_claim_outlives_its_card_and_its_region_is_scrubbed_before_it_starts_again():
+def test_an_allocation_outlives_its_card_and_its_region_is_scrubbed_before_it_starts_again():
     with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
@@ -425,7 +425,7 @@ def test_regions_that_appear_while_their_pod_waits_serve_its_next_call():
         assert (node.scrubs(P0, mark), node.afu(P0)) == (1, AFU)
 
 
-def test_a_claim_may_end_while_its_card_is_gone():
+def test_an_allocation_may_end_while_its_card_is_gone():
     with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())

@@ -33,7 +33,8 @@ from pods_support import PodsServer, as_kubelet_has_it, logged, on_stock_kubelet
 
 from fpga_plugin.demo.double import KubeletDouble
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind, ResourceName
+from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 
 INTEL_ID = "69528db6eb31577a8c3668f9faa081f6"
 INTEL_AF = "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
@@ -280,7 +281,7 @@ def test_a_former_tenants_image_is_not_advertised_as_a_function() -> None:
             restart(node, advertise="af")
             node.kubelet.until(FUNCTION, {P1: HEALTHY})
             assert af(AFU) not in node.kubelet.endpoints
-            node.plugin.until_logged("a former owner's image is no function", regions=[P0])
+            node.plugin.until_logged("an earlier tenant's image is no function", regions=[P0])
         # It shows another id now, which any image can: nothing is known of it before a blank.
         node.plugin.kill()
         put(node, P0, AFU_2)
@@ -310,7 +311,7 @@ def test_a_mislabelled_image_is_no_function_by_the_id_that_it_shows() -> None:
         assert node.afu(P0) == FACTORY
         node.kubelet.deallocate(P0)
         restart(node, advertise="af")
-        node.plugin.until_logged("a former owner's image is no function", regions=[P0])
+        node.plugin.until_logged("an earlier tenant's image is no function", regions=[P0])
         node.kubelet.until(FUNCTION, {P1: HEALTHY})
 
 
@@ -327,7 +328,7 @@ def test_nor_is_one_that_answers_in_another_function_of_a_slot_than_the_first() 
         assert (done["afu_id"], node.afu(P0)) == (PLACEHOLDER, AFU)  # only reset
         restart(node, advertise="af")
         node.kubelet.until(FUNCTION, {"0000-11-00.0-p0": HEALTHY})
-        node.plugin.until_logged("a former owner's image is no function", regions=[P0])
+        node.plugin.until_logged("an earlier tenant's image is no function", regions=[P0])
         assert af(PLACEHOLDER) not in node.kubelet.endpoints
         # Once it was blanked, it is what the first of its functions shows.
         restart(node, advertise="region", bitstream_dir=str(STORE))
@@ -351,7 +352,7 @@ def test_after_a_journal_was_lost_nothing_that_can_be_programmed_is_a_function()
         node.restarted()
         for _ in range(2):  # and over restarts
             node.kubelet.until(FUNCTION, {"0000-11-00.0-p0": HEALTHY})
-            told = node.plugin.until_logged("a former owner's image is no function")
+            told = node.plugin.until_logged("an earlier tenant's image is no function")
             assert told["regions"] == [P0, P1]
             assert af(AFU) not in node.kubelet.endpoints
             node.again()

@@ -103,11 +103,11 @@ def test_live_and_ready_while_kubelet_is_served_and_not_ready_without(node):
     assert status == 503
     assert REGIONS in reasons
     assert "kubelet" in reasons
-    assert get(plugin, "/healthz") == (200, "ok\n"), "starting anew would not help"
+    assert get(plugin, "/healthz") == (200, "ok\n"), "starting again would not help"
     assert metrics(plugin)["fpga_plugin_ready"] == 0
 
 
-def test_a_life_of_a_claim_is_counted(node):
+def test_a_life_of_an_allocation_is_counted(node):
     plugin = serve(node)
     before = metrics(plugin)
     free = f'fpga_plugin_regions{{card="{CARD}",condition="blank",ownership="free"}}'
@@ -118,7 +118,7 @@ def test_a_life_of_a_claim_is_counted(node):
     programmed = f'fpga_plugin_regions{{card="{CARD}",condition="programmed",ownership="started"}}'
     assert during[programmed] == 1
     assert during[free] == 1
-    assert during[f'fpga_plugin_claims{{ownership="started",resource="{REGIONS}"}}'] == 1
+    assert during[f'fpga_plugin_allocations{{ownership="started",resource="{REGIONS}"}}'] == 1
     assert during['fpga_plugin_cards{mode="partitioned"}'] == 1
     ok = 'fpga_plugin_calls_total{method="PreStartContainer",status="OK"}'
     assert during[ok] == 1
@@ -288,7 +288,7 @@ def test_the_status_socket_answers_the_probes(node):
     code, reasons = eventually(lambda: said if (said := probe(node, "readyz"))[0] else None)
     assert code == 1
     assert REGIONS in reasons
-    assert probe(node, "healthz") == (0, "ok\n"), "starting anew would not help"
+    assert probe(node, "healthz") == (0, "ok\n"), "starting again would not help"
     plugin.kill()
     code, said = probe(node, "healthz")
     assert code == 1

@@ -182,7 +182,7 @@ def test_a_journal_that_lost_what_an_alias_stands_for_still_knows_its_owner(node
     node.kubelet.prestart(P0, env=request(), resource=BOARD)
     node.plugin.kill()
     with sqlite3.connect(node.state_dir / "journal.sqlite3") as journal:
-        journal.execute("DELETE FROM journal WHERE kind = 'meanings'")
+        journal.execute("DELETE FROM journal WHERE kind = 'alias_bindings'")
     journal.close()
     (node.store / "manifest.json").unlink()
     node.restarted()
@@ -199,7 +199,7 @@ def test_no_alias_is_remembered_where_functions_are_served(node):
     assert not {BOARD, BOARDS} & set(node.plugin.logged("serving")[0]["resources"])
     assert node.plugin.stop() == 0
     with sqlite3.connect(node.state_dir / "journal.sqlite3") as journal:
-        rows = journal.execute("SELECT key FROM journal WHERE kind = 'meanings'").fetchall()
+        rows = journal.execute("SELECT key FROM journal WHERE kind = 'alias_bindings'").fetchall()
     journal.close()
     assert rows == []
 

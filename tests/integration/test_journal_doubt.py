@@ -65,7 +65,7 @@ def schema_3(node: Node) -> None:
     """While no plugin runs: the journal as eea44c1 would have left it."""
     journal = node.state_dir / "journal.sqlite3"
     with closing(sqlite3.connect(journal)) as db:
-        lives = dict(db.execute("SELECT key, value FROM journal WHERE kind = 'epochs'"))
+        lives = dict(db.execute("SELECT key, value FROM journal WHERE kind = 'facts'"))
     for file in node.state_dir.glob("journal.sqlite3*"):
         file.unlink()
     (node.kubelet_dir / "fpga-plugin" / "marker").unlink()

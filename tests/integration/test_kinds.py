@@ -111,7 +111,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
             assert not [step for step in steps if step.startswith("program")]
 
 
-def test_a_claim_lives_and_the_next_one_finds_the_region_clean(served: Served) -> None:
+def test_an_allocation_lives_and_the_next_one_finds_the_region_clean(served: Served) -> None:
     for _ in range(2):
         served.start()
         mark = served.node.plugin.mark
@@ -197,7 +197,7 @@ def test_a_failed_scrub_keeps_the_last_tenants_region_back(served: Served) -> No
     assert served.refused(served.allocate).code == "FAILED_PRECONDITION"
 
 
-def test_a_claim_outlives_its_card(served: Served) -> None:
+def test_an_allocation_outlives_its_card(served: Served) -> None:
     served.start()
     served.node.unplug(CARD)
     served.until(UNHEALTHY)

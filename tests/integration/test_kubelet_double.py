@@ -23,6 +23,7 @@ from fpga_plugin.demo.double import (
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import RefusedError
+from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import read_checkpoint, read_stamp
 from fpga_plugin.kubernetes.kubelet.grants import cached_grant
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
@@ -46,7 +47,7 @@ APP = container()
 
 @asynccontextmanager
 async def stage(tmp_path, *regions, profile=EXTENDED, **how):
-    """A double, and the kubelet layer over a fake life of claims."""
+    """A double, and the kubelet layer over a fake life of allocations."""
     changes = Changes()
     calls = Calls(changes)
     calls.lists = {REGIONS: regions or tuple(device(f"0000-10-00.0-p{n}") for n in range(4))}
@@ -72,7 +73,9 @@ def test_admission_asks_grants_and_records_before_any_start(tmp_path):
             await double.admit(one)
             assert called(calls, "preferred") == [(REGIONS, ["0000-10-00.0-p0"], [], 1)]
             assert called(calls, "allocate") == [(REGIONS, ["0000-10-00.0-p0"])]
-            checkpoint = read_checkpoint(str(tmp_path / "kubelet_internal_checkpoint"), PREFIX)
+            checkpoint = read_checkpoint(
+                str(tmp_path / "kubelet_internal_checkpoint"), ours(PREFIX)
+            )
             (entry,) = checkpoint.entries
             assert entry.pod_uid == one.uid
             assert entry.container == "app"
@@ -352,7 +355,7 @@ def test_podresources_shows_active_pods_and_no_init_containers(tmp_path):
             tmp_path / "kubelet", *listed, profile=STOCK, podresources_path=socket
         ) as (double, _):
             one = pod(container("app", 2), init=(container("init"),))
-            client = PodResourcesClient(socket, PREFIX)
+            client = PodResourcesClient(socket, ours(PREFIX))
             assert (await client.snapshot()).devices == ()
             await double.admit(one)
             held = (await client.snapshot()).devices

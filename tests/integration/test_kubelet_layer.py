@@ -72,7 +72,7 @@ def test_it_registers_with_all_options_and_sends_the_list_at_once(tmp_path):
             assert service.status[REGIONS].registered
             assert service.status[REGIONS].streaming
             assert service.status[REGIONS].problem == ""
-            assert calls.epochs == [socket_identity(str(tmp_path), "kubelet.sock")]
+            assert calls.facts == [socket_identity(str(tmp_path), "kubelet.sock")]
 
     asyncio.run(story())
 
@@ -84,7 +84,7 @@ def test_every_resource_is_registered_on_a_socket_of_its_own_later_ones_too(dire
             await changes.until(lambda: one.streams(CARDS, ids=[]))
             assert len({request.endpoint for request in one.requests}) == 2
             assert set(service.status) == {REGIONS, CARDS}
-            assert len(calls.epochs) == 1
+            assert len(calls.facts) == 1
 
     asyncio.run(story())
 
@@ -448,7 +448,7 @@ def test_a_registration_is_renewed_with_every_generation(directory, generation, 
             await changes.until(lambda: one.streams(ids=[REGION.id, REGION_2.id]))
             assert service.status[REGIONS].streaming
             assert own_sockets(directory) == [Path(one.client().path).name]
-            assert len(calls.epochs) == 1
+            assert len(calls.facts) == 1
 
     asyncio.run(story())
 
@@ -465,7 +465,7 @@ def test_it_registers_again_when_kubelet_restarts(directory, leave_socket):
                 one = Kubelet(directory, changes)
                 await one.start()
                 await changes.until(lambda: one.streams() and one.streams(CARDS, ids=[]))  # noqa: B023
-                assert len(calls.epochs) == len(set(calls.epochs)) == life
+                assert len(calls.facts) == len(set(calls.facts)) == life
                 await one.stop(leave_socket=leave_socket)
                 await eventually(lambda: not service.status[REGIONS].streaming)
             await eventually(lambda: service.status[REGIONS].problem)
@@ -485,7 +485,7 @@ def test_a_restart_that_leaves_the_old_connection_open_is_noticed(directory, wip
             await changes.until(old.streams)
             async with kubelet(directory, changes, wipes=wipes) as new:
                 await changes.until(lambda: new.streams() and old.client().ended)
-                assert len(calls.epochs) == 2
+                assert len(calls.facts) == 2
 
     asyncio.run(story())
 
@@ -675,7 +675,7 @@ def test_defects_behind_cost_neither_registration_nor_stream(directory):
     async def story():
         changes = Changes()
         calls = Calls(changes)
-        calls.news_fails = 2  # the first kubelet_epoch, and the first stream_opened
+        calls.news_fails = 2  # the first kubelet_found, and the first stream_opened
         async with kubelet(directory, changes) as one, plugin(directory, calls):
             await changes.until(one.streams)
             await changes.until(lambda: calls.opened)

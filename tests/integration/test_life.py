@@ -1,4 +1,4 @@
-"""The life of a claim, from Allocate to Deallocate, as kubelet and the cards see it."""
+"""The life of an allocation, from Allocate to Deallocate, as kubelet and the cards see it."""
 
 import asyncio
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from daemon_support import (
 
 from fpga_plugin.demo.double import EXTENDED, FORK, KubeletDouble
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 def test_every_resource_is_registered_and_every_region_blank_before_it_is_healthy():
@@ -77,7 +77,7 @@ def test_nothing_is_scrubbed_before_kubelet_has_said_what_is_in_use():
         assert {node.afu(region) for region in (P0, P1)} == {BLANK}
 
 
-def test_a_claim_from_allocate_to_deallocate():
+def test_an_allocation_from_allocate_to_deallocate():
     with Node().up() as node:
         kubelet = node.kubelet
 
@@ -114,7 +114,7 @@ def test_a_claim_from_allocate_to_deallocate():
         ]
         assert node.afu(P1) == BLANK
         assert kubelet.listed(REGIONS) == {P0: HEALTHY, P1: HEALTHY}
-        assert kubelet.listed(CARDS) == {}  # the claim goes on: its container may start again
+        assert kubelet.listed(CARDS) == {}  # the allocation goes on: its container may start again
 
         kubelet.deallocate(P1)
         kubelet.until(CARDS, {CARD: HEALTHY})
@@ -238,7 +238,7 @@ def test_no_request_hands_over_a_blank_region_and_blanks_it_again_for_the_next_c
         assert node.afu(P0) == BLANK
 
 
-def test_driver_parameters_hold_for_the_claim_and_are_taken_back():
+def test_driver_parameters_hold_for_the_allocation_and_are_taken_back():
     with Node().up() as node:
         before = node.state()[P0]["clock"]
         node.kubelet.allocate(P0)

@@ -313,10 +313,10 @@ def test_a_token_that_cannot_be_sent_is_in_no_message(tmp_path) -> None:
 
 UNREADABLE = {
     "a token file that is no text": lambda folder: {"tokenFile": str(folder / "odd")},
-    "a login that tells no token": lambda _: {
+    "a login that reports no token": lambda _: {
         "exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "true"}
     },
-    "a login that tells something else": lambda _: {
+    "a login that reports something else": lambda _: {
         "exec": {
             "apiVersion": "client.authentication.k8s.io/v1beta1",
             "command": "echo",

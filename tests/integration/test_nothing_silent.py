@@ -72,7 +72,7 @@ def test_draining_a_card_names_the_pods_that_have_something_of_it():
         assert (holder["pod_uid"], holder["pod"]) == (pod.uid, "compress")
         shown = await asyncio.to_thread(command, node.state_dir, "card", "drain", CARD)
         assert "in use by tenant/compress" in shown.stdout
-        # After a restart nobody has asked for its name: kubelet tells it.
+        # After a restart nobody has asked for its name: kubelet reports it.
         await asyncio.to_thread(node.plugin.kill)
         await asyncio.to_thread(node.start)
         await logged(node, "kubelet's records read")

@@ -64,7 +64,7 @@ def test_an_implied_release_without_a_request_hands_over_blank():
         assert node.state()[P0].get("clock") == node.state()[P1].get("clock")
 
 
-def test_an_implied_release_ends_only_the_claims_that_it_names():
+def test_an_implied_release_ends_only_the_allocations_that_it_names():
     with Node("1x3").up() as node:
         node.kubelet.allocate(P0, P1)
         node.kubelet.prestart(P0, P1, env=request(AFU, n="0") | request(AFU_2, n="1"))
@@ -97,7 +97,7 @@ def test_deallocate_may_be_repeated_and_name_what_nobody_has():
         assert kubelet.listed(CARDS) == {CARD: HEALTHY}
 
 
-def test_deallocate_for_another_resource_does_not_end_a_claim():
+def test_deallocate_for_another_resource_does_not_end_an_allocation():
     with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
@@ -165,7 +165,7 @@ def test_a_container_may_start_after_its_poststop_was_scrubbed():
             assert node.kubelet.listed(REGIONS)[P0] == HEALTHY
 
 
-def test_deallocate_after_a_refused_allocate_ends_nobodys_claim():
+def test_deallocate_after_a_refused_allocate_ends_nobodys_allocation():
     with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
@@ -218,7 +218,7 @@ def idle_node():
         yield node
 
 
-def test_prestart_without_a_claim_is_refused_or_taken_from_kubelets_records():
+def test_prestart_without_an_allocation_is_refused_or_taken_from_kubelets_records():
     with Node().up() as node:
         words = refusal(node.kubelet.prestart, P0, env=request())
         assert words.startswith("FAILED_PRECONDITION")
@@ -230,10 +230,10 @@ def test_prestart_without_a_claim_is_refused_or_taken_from_kubelets_records():
         node.kubelet.prestart(P0, env=request())
         assert node.afu(P0) == AFU
         node.kubelet.until(CARDS, {})
-        assert node.plugin.until_logged("claim adopted", device=P0)["pod"] == "uid-1"
+        assert node.plugin.until_logged("allocation adopted", device=P0)["pod"] == "uid-1"
 
 
-def test_prestart_of_a_region_whose_card_is_taken_is_not_made_a_claim():
+def test_prestart_of_a_region_whose_card_is_taken_is_not_made_an_allocation():
     with Node().up() as node:
         answer = node.kubelet.allocate(P0)
         node.kubelet.deallocate(P0)
@@ -281,7 +281,7 @@ def test_a_preparation_that_takes_too_long_goes_on_and_serves_exactly_one_later_
         node.kubelet.prestart(P0, env=request())  # finds it done
         assert node.afu(P0) == AFU
         assert node.steps(P0, mark).count("program") == 1
-        # That was its one call: the next is a restart of the container, and programs anew.
+        # That was its one call: the next is a restart of the container, and programs again.
         node.kubelet.prestart(P0, env=request())
         assert node.steps(P0, mark).count("program") == 2
 
@@ -333,7 +333,7 @@ def test_allocate_and_deallocate_are_answered_while_the_card_is_programmed():
         node.plugin.kill()
 
 
-def test_a_claim_that_ends_while_it_is_prepared_is_scrubbed_and_its_prestart_refused():
+def test_an_allocation_that_ends_while_it_is_prepared_is_scrubbed_and_its_prestart_refused():
     with Node().up() as node:
         slow(node)
         call = node.kubelet.begin_prestart(P0, env=request())
@@ -368,7 +368,7 @@ def test_two_equal_prestarts_at_once_program_once_and_one_of_them_is_told_to_ret
         assert node.steps(P0, mark).count("program") == 1
 
 
-def test_a_poststop_between_two_claims_is_settled_and_the_next_owner_balances():
+def test_a_poststop_between_two_allocations_is_settled_and_the_next_owner_balances():
     with Node().up() as node:
         kubelet = node.kubelet
         kubelet.allocate(P0)
@@ -378,7 +378,7 @@ def test_a_poststop_between_two_claims_is_settled_and_the_next_owner_balances():
         kubelet.allocate(P0)
         kubelet.prestart(P0, env=request(AFU_2))
         kubelet.poststop(P0)
-        node.plugin.until_logged("all containers of a claim stopped", device=P0)
+        node.plugin.until_logged("all containers of an allocation stopped", device=P0)
 
 
 @pytest.mark.parametrize(

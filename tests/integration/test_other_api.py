@@ -45,7 +45,7 @@ def test_what_a_claim_has_stays_its_own_where_its_record_is_not_seen(between: st
         without_kubelets_root(node)
         node.start().until_logged("serving")
         held_back(node)
-        # A further pod joins, of which nobody tells; the first one ends.
+        # A further pod joins, of which nobody reports; the first one ends.
         two = str(uuid.uuid4())
         node.cgroups.set(two, "main")
         node.cgroups.remove(one)

@@ -43,11 +43,12 @@ from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.deviceplugin import next_container
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId, ours
 from fpga_plugin.kubernetes.apiserver.pods import ApiServer
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import PodSourceError
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
@@ -165,7 +166,7 @@ def from_kubelet(socket) -> StockEnvironment:
 
 
 def from_api_server(kubeconfig, list_socket, *, settle=0.01, cgroups=None) -> StockEnvironment:
-    listed = PodResourcesClient(str(list_socket), PREFIX)
+    listed = PodResourcesClient(str(list_socket), ours(PREFIX))
     pods = directory(kubeconfig=kubeconfig, podresources=listed)
     return StockEnvironment(pods, cgroups=cgroups, settle=settle)
 
@@ -349,7 +350,7 @@ def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, sock
                 directory(
                     pods_socket=str(socket),
                     kubeconfig=api.kubeconfig(tmp_path),
-                    podresources=PodResourcesClient(str(list_socket), PREFIX),
+                    podresources=PodResourcesClient(str(list_socket), ours(PREFIX)),
                 )
             )
             who, env = await source.ask(identity(), DEVICES, fresh=True)
@@ -668,7 +669,7 @@ class Life:
 
 
 def on_the_pods_api(story, socket) -> None:
-    """`story(life, pod)` of a pod of two containers, of which kubelet tells."""
+    """`story(life, pod)` of a pod of two containers, of which kubelet reports."""
 
     async def told():
         pod = two()
@@ -681,7 +682,7 @@ def on_the_pods_api(story, socket) -> None:
 def on_the_api_server(
     story, tmp_path, list_socket, *, patience: float = next_container.PATIENCE
 ) -> None:
-    """The same, where the API server tells of the pod: `story(life, pod, api)`."""
+    """The same, where the API server reports the pod: `story(life, pod, api)`."""
 
     async def told(api, pod):
         async with serving(PodResources(compress=P0), list_socket):
@@ -723,7 +724,7 @@ def test_a_pods_life_with_an_init_container_that_asks_for_something_else(socket)
 def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
     tmp_path, list_socket, monkeypatch, seconds
 ):
-    """It is of the same second, or the clock was set back: its time does not tell."""
+    """It is of the same second, or the clock was set back: its time does not say."""
 
     async def story(life, pod, api):
         await life.start(INIT_ENV, "init", fresh=True)
@@ -731,7 +732,7 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
         now = time.time() + seconds
         monkeypatch.setattr("fpga_plugin.deviceplugin.next_container.time.time", lambda: now)
         await life.start(INIT_ENV, "init")
-        # It began anew and succeeded, which the status does not show yet: it is the app's turn.
+        # It began again and succeeded, which the status does not show yet: it is the app's turn.
         await life.refuse("app")
         pod.ended("init", started=now)
         await life.start(APP_ENV, "app")
@@ -783,7 +784,7 @@ def test_a_new_sandbox_begins_with_the_init_container(socket):
 
 
 class OldKubelet(Life):
-    """A pod of a kubelet before 1.29, whose status does not tell of the sandbox."""
+    """A pod of a kubelet before 1.29, whose status does not say of the sandbox."""
 
     def __init__(self, api, pod, tmp_path, list_socket) -> None:
         self.pod_cgroup = tmp_path / f"cgroup/kubepods/burstable/pod{UID}"
@@ -840,7 +841,7 @@ def test_where_kubelet_does_not_tell_the_pods_cgroup_shows_that_it_keeps_its_san
 def test_a_refusal_in_an_older_sandbox_proves_nothing_where_kubelet_does_not_tell(
     tmp_path, list_socket, monkeypatch
 ):
-    """The status still quotes it at the app, while the init container starts anew."""
+    """The status still quotes it at the app, while the init container starts again."""
 
     async def story(life, pod):
         life.runs("pause-1")
@@ -1153,7 +1154,7 @@ def test_init_and_app_container_get_each_their_own_bitstream_on_one_region():
         known.ended("init", started=time.time())
         await double.start_container(pod, "app")
         assert node.afu(region) == AFU_2
-        # After a restart of the plugin kubelet's next try tells.
+        # After a restart of the plugin kubelet's next try reports.
         await asyncio.to_thread(node.plugin.kill)
         node.start()
         await logged(node, "kubelet's records read")

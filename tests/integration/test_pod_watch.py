@@ -10,11 +10,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import PodsServer, serving
 
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.kubelet import podwatch
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
 from fpga_plugin.kubernetes.messages import core_v1, v1alpha1
 from fpga_plugin.kubernetes.messages.v1alpha1 import EventType
+from fpga_plugin.kubernetes.names import PodUid
 
 ONE, TWO = (PodUid(f"0f1c2d3e-0000-4000-8000-00000000000{number}") for number in (1, 2))
 
@@ -32,7 +32,7 @@ class Streaming(PodsServer):
     """A Pods API with the stream.
 
     Attributes:
-        initial: what each new stream tells at first.
+        initial: what each new stream reports at first.
         streams: how many there were.
     """
 
@@ -127,7 +127,7 @@ def test_nobody_lives_while_there_is_no_stream(tmp_path) -> None:
     watched(tmp_path, story)
 
 
-def test_an_end_that_was_dropped_keeps_a_claim_for_a_minute_at_most() -> None:
+def test_an_end_that_was_dropped_keeps_an_allocation_for_a_minute_at_most() -> None:
     assert podwatch.RENEW_SECONDS + podwatch.OPEN_SECONDS <= 70.0
 
 
@@ -178,7 +178,7 @@ def test_a_stream_that_is_none_is_tried_again_and_tells_nothing(
     watched(tmp_path, story)
 
 
-def test_without_a_socket_and_without_a_claim_nothing_is_asked(tmp_path) -> None:
+def test_without_a_socket_and_without_an_allocation_nothing_is_asked(tmp_path) -> None:
     async def story():
         async with asyncio.timeout(LIMIT):
             server = Streaming()

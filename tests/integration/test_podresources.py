@@ -13,6 +13,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import serving
 
+from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.kubelet import podresources
 from fpga_plugin.kubernetes.kubelet.podresources import (
     NoListReason,
@@ -73,7 +74,7 @@ def path(tmp_path):
 def ask(path, kubelet, method="snapshot", **options):
     async def scenario():
         async with serving(kubelet, path):
-            return await getattr(PodResourcesClient(str(path), PREFIX, **options), method)()
+            return await getattr(PodResourcesClient(str(path), ours(PREFIX), **options), method)()
 
     return asyncio.run(scenario())
 
@@ -186,12 +187,12 @@ def test_kubelets_errors_are_told_apart(path, method, status, reason):
 
 
 def test_no_socket_is_an_error(path):
-    client = PodResourcesClient(str(path), PREFIX)
+    client = PodResourcesClient(str(path), ours(PREFIX))
     with pytest.raises(PodResourcesError, match="FPGA_PLUGIN_PODRESOURCES_SOCKET") as caught:
         asyncio.run(client.list_devices())
     assert caught.value.reason is NoListReason.MISSING
     with pytest.raises(PodResourcesError):
-        client.epoch()
+        client.instance()
 
 
 def test_a_socket_without_a_listener_is_an_error(path):
@@ -211,7 +212,7 @@ def test_a_path_too_long_for_a_socket_is_an_error(tmp_path):
     path = tmp_path / ("x" * 120)
     path.touch()
     with pytest.raises(PodResourcesError) as caught:
-        asyncio.run(PodResourcesClient(str(path), PREFIX).list_devices())
+        asyncio.run(PodResourcesClient(str(path), ours(PREFIX)).list_devices())
     assert caught.value.reason is NoListReason.FAILED
 
 
@@ -231,7 +232,7 @@ def test_a_server_that_never_says_a_word_is_given_up(path):
 
         server = await asyncio.start_unix_server(mute, path)
         try:
-            client = PodResourcesClient(str(path), PREFIX, call_seconds=0.05)
+            client = PodResourcesClient(str(path), ours(PREFIX), call_seconds=0.05)
             await client.list_devices()
         finally:
             done.set()
@@ -249,7 +250,7 @@ def test_a_server_of_another_protocol_is_an_error(path):
             writer.close()
 
         async with await asyncio.start_unix_server(http1, path):
-            await PodResourcesClient(str(path), PREFIX, call_seconds=2).list_devices()
+            await PodResourcesClient(str(path), ours(PREFIX), call_seconds=2).list_devices()
 
     with pytest.raises(PodResourcesError) as caught:
         asyncio.run(scenario())
@@ -298,15 +299,15 @@ def test_an_answer_during_which_kubelet_went_counts_for_nothing(path):
 
 def test_each_kubelet_has_an_epoch_of_its_own(path):
     async def scenario():
-        client = PodResourcesClient(str(path), PREFIX)
+        client = PodResourcesClient(str(path), ours(PREFIX))
         async with serving(Kubelet(), path):
             first = await client.snapshot()
             again = await client.snapshot()
         os.rename(path, path.with_name("kept")) if path.exists() else path.with_name("x").touch()
         async with serving(Kubelet(), path):
             second = await client.snapshot()
-            assert client.epoch() == second.epoch
-        return first.epoch, again.epoch, second.epoch
+            assert client.instance() == second.instance
+        return first.instance, again.instance, second.instance
 
     first, again, second = asyncio.run(scenario())
     assert first == again
@@ -326,7 +327,7 @@ def test_who_asks_again_soon_has_one_connection_to_each_kubelet(path, monkeypatc
     monkeypatch.setattr(podresources, "Channel", Counted)
 
     async def scenario():
-        client = PodResourcesClient(str(path), PREFIX, idle_seconds=0.2)
+        client = PodResourcesClient(str(path), ours(PREFIX), idle_seconds=0.2)
         before = len(os.listdir("/proc/self/fd"))
         async with serving(Kubelet(), path):
             for _ in range(3):
@@ -339,7 +340,7 @@ def test_who_asks_again_soon_has_one_connection_to_each_kubelet(path, monkeypatc
                 await client.snapshot()
                 client.close()
         async with asyncio.timeout(LIMIT):
-            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110  # no event tells
+            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110  # no event reports
                 await asyncio.sleep(0.01)
         client.close()  # where the server closed it first
 
@@ -350,7 +351,7 @@ def test_who_asks_again_soon_has_one_connection_to_each_kubelet(path, monkeypatc
 def test_after_a_failure_the_next_call_has_another_connection(path):
     async def scenario():
         kubelet = Kubelet()
-        client = PodResourcesClient(str(path), PREFIX, call_seconds=0.5, idle_seconds=60)
+        client = PodResourcesClient(str(path), ours(PREFIX), call_seconds=0.5, idle_seconds=60)
         async with serving(kubelet, path):
             await client.snapshot()
             kubelet.on_call = asyncio.Event().wait
@@ -375,11 +376,11 @@ def test_calls_overlap_and_leave_no_connection(path):
 
         kubelet.on_call = gather
         async with serving(kubelet, path):
-            client = PodResourcesClient(str(path), PREFIX)
+            client = PodResourcesClient(str(path), ours(PREFIX))
             before = len(os.listdir("/proc/self/fd"))
             await asyncio.gather(*(client.list_devices() for _ in range(10)))
             async with asyncio.timeout(LIMIT):
-                # No event tells that a socket was closed.
+                # No event says that a socket was closed.
                 while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - see above
                     await asyncio.sleep(0)
 
@@ -397,7 +398,7 @@ def test_a_cancelled_call_is_cancelled_not_failed(path):
 
         kubelet.on_call = hang
         async with serving(kubelet, path):
-            task = asyncio.create_task(PodResourcesClient(str(path), PREFIX).list_devices())
+            task = asyncio.create_task(PodResourcesClient(str(path), ours(PREFIX)).list_devices())
             await called.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -30,7 +30,7 @@ from daemon_support import (
 )
 
 from fpga_plugin.demo.double import STOCK, KubeletDouble
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_sockets_that_a_killed_plugin_left_behind_are_removed_and_nobody_elses()
 # -------------------------------------------------------------------- kubelet's restarts
 
 
-def test_kubelet_restarts_and_finds_every_claim_again():
+def test_kubelet_restarts_and_finds_every_allocation_again():
     with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())

@@ -10,9 +10,9 @@ from doubles import slices
 from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
 
+from fpga_plugin.dra.desired import Device, Effect, Form, Slice, Taint
 from fpga_plugin.dra.pool import COLLECTION, Pool
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import Device, Effect, Form, Slice, Taint
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.apiserver import mirror as mirror_module
 

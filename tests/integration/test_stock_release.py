@@ -14,7 +14,7 @@ from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_st
 from fpga_plugin.demo.double import EXTENDED
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.deviceplugin.allocatable import QUIET
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD_RESOURCE = ResourceName(CARDS)
 INTERVAL = 0.02
@@ -158,7 +158,7 @@ def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing
     on_stock_kubelet(story)
 
 
-def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_a_claim():
+def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_an_allocation():
     async def story(node, double, server):
         pod = await running(double, server)
         double.write_checkpoint = partial(write_half_a_checkpoint, node)
@@ -196,7 +196,7 @@ def test_a_kubelet_that_lost_the_devices_is_registered_with_anew():
         # It is asked only while something may have changed: here a pod comes.
         await running(double, server)
         double.lists[REGION] = replace(listed, healthy=frozenset())
-        await logged(node, "kubelet has lost the resource's devices: registering anew")
+        await logged(node, "kubelet has lost the resource's devices: registering again")
         await double.wait_for(REGION, lambda now: now.healthy == {P0, P1})
         assert len(double.requests) == registered + 1
         await logged(node, "kubelet has the resource's devices again")
@@ -229,8 +229,8 @@ def test_a_pod_keeps_its_device_when_the_operator_changes_the_prefix():
     on_stock_kubelet(story)
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_a_static_pod_that_comes_back_on_another_region_does_not_hold_up_its_first(tmp_path, anew):
+@pytest.mark.parametrize("again", [True, False])
+def test_a_static_pod_that_comes_back_on_another_region_does_not_hold_up_its_first(tmp_path, again):
     """It has its uid again. Where its cgroup is still the old one, the first may still run."""
     root = tmp_path / "cgroup"
     root.mkdir()
@@ -256,11 +256,11 @@ def test_a_static_pod_that_comes_back_on_another_region_does_not_hold_up_its_fir
         await runs_on(P0)
         await double.end_pod(pod)
         await logged(node, "scrub waits")
-        if anew:
+        if again:
             cgroup.rename(tmp_path / "gone")
             populate()
         await runs_on(P1)  # P0 is not clean
-        if anew:
+        if again:
             await double.wait_for(REGION, lambda listed: listed.healthy == {P0, P1})
             assert node.afu(P0) == BLANK
         else:

@@ -41,7 +41,7 @@ from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 from fpga_plugin.demo.double import STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 PODS = 500 if SOAK else 150

@@ -1,4 +1,4 @@
-"""The daemon on a card under umockdev: a claim's life over real device nodes, ioctls, uevents."""
+"""The daemon on a card under umockdev: an allocation over real device nodes, ioctls, uevents."""
 
 import errno
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def held(host: Process) -> list[str]:
     return [(folder / f"dfl-port.{port}" / "afu_id").read_text().strip() for port in range(2)]
 
 
-def test_a_claims_life_on_a_card_that_libudev_found(host: Process, node: Node) -> None:
+def test_an_allocations_life_on_a_card_that_libudev_found(host: Process, node: Node) -> None:
     kubelet = node.kubelet
     assert held(host) == [BLANK, BLANK]
     answer = kubelet.allocate(P1)

@@ -131,7 +131,7 @@ class Walk:
         try:
             self.kubelet.allocate(device, resource=resource_of(device))
         except Refused as refused:
-            # The list that kubelet has may be older than what it tells of.
+            # The list that kubelet has may be older than what it reports.
             if refused.code == "FAILED_PRECONDITION":
                 return
             # One that is back may be one that the plugin just saw go; `finish` waits for it.
@@ -142,7 +142,7 @@ class Walk:
         self.held[device] = self.unknown(device)
 
     def succeed(self) -> None:
-        """Another pod gets a device, and nobody tells that the one before is gone."""
+        """Another pod gets a device, and nobody reports that the one before is gone."""
         device = self.pick()
         if device is None:
             return

@@ -85,7 +85,7 @@ def test_a_pod_whose_cgroup_is_not_found_is_waited_for_while_any_pod_is_seen_to_
         cgroups.set(B, PAUSE)
         node.kubelet.prestart(P0, env=request())
         delete_by_force(node)
-        node.plugin.until_logged("cgroups do not tell whether a pod still runs", pod=A)
+        node.plugin.until_logged("cgroups do not say whether a pod still runs", pod=A)
         node.plugin.until_logged("scrub waits", region=P0)
         node.kubelet.until_health(P0, UNHEALTHY)
         assert node.afu(P0) == AFU
@@ -129,7 +129,7 @@ def test_a_force_deleted_pod_that_may_have_started_unasked_is_waited_for(asked, 
 def test_the_pod_is_learnt_right_after_allocate_and_is_never_the_last_one():
     with node_with_cgroups() as (node, cgroups):
         admit(node, A)
-        node.plugin.until_logged("owner of a claim found", device=P0, pod=A)
+        node.plugin.until_logged("owner of an allocation found", device=P0, pod=A)
         cgroups.set(A, PAUSE, MAIN)
         node.kubelet.prestart(P0, env=request())
         mark = node.plugin.mark
@@ -137,8 +137,8 @@ def test_the_pod_is_learnt_right_after_allocate_and_is_never_the_last_one():
         cgroups.remove(A)
         node.plugin.until_logged("region scrubbed", mark, region=P0)
         node.kubelet.checkpoint((B, "main", REGIONS, [P0], answer))
-        node.plugin.until_logged("owner of a claim found", mark, device=P0, pod=B)
-        assert not node.plugin.logged("owner of a claim found", mark, pod=A)
+        node.plugin.until_logged("owner of an allocation found", mark, device=P0, pod=B)
+        assert not node.plugin.logged("owner of an allocation found", mark, pod=A)
 
 
 def test_a_pod_that_a_restarted_plugin_finds_in_kubelets_records_is_waited_for():

@@ -35,7 +35,7 @@ _CHOSEN = {
         "test_an_implied_release_is_scrubbed_before_the_next_owner_is_programmed",
         "test_a_later_call_waits_for_the_preparation_that_runs",
         "test_a_call_that_is_cut_off_does_not_stop_its_preparation",
-        "test_a_claim_that_ends_while_it_is_prepared_is_scrubbed_and_its_prestart_refused",
+        "test_an_allocation_that_ends_while_it_is_prepared_is_scrubbed_and_its_prestart_refused",
     ),
     "test_exclusive.py": ("test_tenants_of_both_modes_come_and_go_and_each_finds_its_own_image",),
     "test_restart.py": (

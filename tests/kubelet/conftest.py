@@ -53,8 +53,8 @@ PODS_API = RELEASE >= (1, 36)
 def make_node(runtime: Runtime, request: pytest.FixtureRequest) -> Iterator[Callable[..., Node]]:
     """Nodes of a test, one after the other; they end with it.
 
-    Each test runs twice: with a kubelet by itself, whose Pods API tells what a pod asks for, and
-    with an API server that tells it.
+    Each test runs twice: with a kubelet by itself, whose Pods API reports what a pod asks for, and
+    with an API server that reports it.
     """
     nodes: list[Node] = []
     control_plane: ControlPlane | None = None

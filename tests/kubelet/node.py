@@ -406,7 +406,7 @@ class Node:
         self._found_at_boot = ()
 
     def prepared(self, region: str, since: int = 0) -> list[str]:
-        """What this life of the plugin programmed for containers on a region: AFU ids."""
+        """What this run of the plugin programmed for containers on a region: AFU ids."""
         return [
             line["afu_id"]
             for line in self.plugin.logged("region prepared", since, region=region)

@@ -24,6 +24,7 @@ HELM = ROOT / ".cache/deploy/helm"
 CHART = ROOT / "deploy/helm/fpga-plugin"
 ARCHIVE = ROOT / ".cache/image/fpga-plugin.tar"
 REPOSITORY, TAG = "localhost/fpga-plugin", "test"
+IMAGE = f"{REPOSITORY}:{TAG}"
 NAMESPACE = "fpga-plugin"
 
 OWN = {
@@ -150,7 +151,7 @@ def add_credentials(spec: dict[str, Any]) -> None:
 
 
 class PodPlugin:
-    """One life of the plugin's pod; looks like `daemon_support.Plugin`.
+    """One run of the plugin's pod; looks like `daemon_support.Plugin`.
 
     Its lines are those that the container runtime wrote to the pod's log.
     """

@@ -1,4 +1,4 @@
-"""A stock kubelet admits pods and asks the plugin; nobody tells the plugin what they want yet."""
+"""A stock kubelet admits pods and asks the plugin; nobody reports the plugin what they want yet."""
 
 from collections.abc import Callable
 

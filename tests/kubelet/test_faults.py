@@ -143,7 +143,7 @@ def test_a_static_pod_that_comes_again_is_waited_for_though_its_first_instance_i
 def test_the_next_pods_region_is_blank_as_soon_as_the_last_one_is_gone(
     make_node: Callable[..., Node],
 ) -> None:
-    # The interval is so long that the next Allocate tells of the first pod's end.
+    # The interval is so long that the next Allocate reports the first pod's end.
     node = make_node("1x1", reconcile_interval="600")
     first = node.pod("first", container(env=request()))
     first.until_running()
@@ -175,7 +175,7 @@ def test_a_container_that_started_without_prestart_is_reported(
     node.kubelet.end()
     node.plugin.stop()
     node.kubelet.start()
-    # The plugin tells of none that began in the same second as kubelet: a status has whole ones.
+    # The plugin reports none that began in the same second as kubelet: a status has whole ones.
     node.kubelet.until_its_first_second_is_over()
     node.runtime.kill(first)
     second = pod.until_running(after=first)
@@ -287,7 +287,7 @@ def test_after_a_reboot_with_other_port_numbers_a_pod_is_to_be_deleted(
     node.start_plugin()
     node.kubelet.start()
     for pod in pods:
-        # Rejected anew, if kubelet was quicker than the plugin's registration.
+        # Rejected again, if kubelet was quicker than the plugin's registration.
         until(
             lambda pod=pod: pod.status_text("numbering changed", "UnexpectedAdmissionError"),
             "the pod may not run",

@@ -20,8 +20,8 @@ from daemon_support import (
 from machine import CGROUP, STAY, until
 from node import Node, container, kep_container
 
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
+from fpga_plugin.kubernetes.names import PodUid
 
 
 def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[..., Node]) -> None:
@@ -35,7 +35,7 @@ def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[.
 
 
 def test_the_pod_of_the_kep_runs_unchanged(make_node: Callable[..., Node]) -> None:
-    """As by the other door: tests/dra/test_pods.py."""
+    """As with the other API: tests/dra/test_pods.py."""
     node = make_node("1x2")
     pod = node.pod("kep", kep_container(f'exec 3<>"$FPGA_DEVICE_1" && echo opened; {STAY}'))
     pod.until_running("intel-fpga-demo-compress")
@@ -44,7 +44,7 @@ def test_the_pod_of_the_kep_runs_unchanged(make_node: Callable[..., Node]) -> No
 
 
 def test_a_static_pod_is_programmed_as_it_asks(make_node: Callable[..., Node]) -> None:
-    """With an API server its mirror tells what it asks for, once kubelet has made one."""
+    """With an API server its mirror reports what it asks for, once kubelet has made one."""
     node = make_node("1x1")
     pod = node.pod("asks", container(env=request()), static=True)
     pod.until_running()
@@ -185,7 +185,7 @@ def test_the_cgroup_says_whether_a_pod_lives(make_node: Callable[..., Node]) -> 
     assert cgroups.expect(uid)
     assert cgroups.state(uid) is PodPresence.ALIVE
     node.kubelet.end()
-    assert cgroups.state(uid) is PodPresence.ALIVE, "kubelet's life is not the pod's"
+    assert cgroups.state(uid) is PodPresence.ALIVE, "the kubelet instance is not the pod's"
     node.kubelet.start()
     pod.delete()
     until(lambda: cgroups.state(uid) is PodPresence.GONE, "its cgroup is gone")

@@ -209,7 +209,7 @@ def test_everything_restarts_in_the_middle_of_a_programming(make_node: Callable[
         until(lambda: waiting.phase() in {"Running", "Failed"} and waiting.phase(), "a phase")
         == "Failed"
     ):
-        # Kubelet admits anew what does not run yet, and may be quicker than the registration.
+        # Kubelet admits again what does not run yet, and may be quicker than the registration.
         assert waiting.seen()["status"]["reason"] == "UnexpectedAdmissionError"
         waiting.delete()
         node.until_offered(REGIONS, [P0, P1])

@@ -1,7 +1,7 @@
 """Kubelet streams its pods (WatchPods): nothing is polled, and a pod's end is seen at once.
 
 By the gate PodsAPI kubelet 1.36 has it too. What it answers while it does not know its pods yet
-differs: 1.36 tells that there are none, 1.37 refuses.
+differs: 1.36 says that there are none, 1.37 refuses.
 """
 
 import time
@@ -16,7 +16,7 @@ from node import Node, container
 by_itself = pytest.mark.parametrize("make_node", ["pods-api"], indirect=True)
 of_an_api_server = pytest.mark.parametrize("make_node", ["api-server"], indirect=True)
 refuses_at_first = pytest.mark.skipif(
-    RELEASE < (1, 37), reason="before 1.37 kubelet tells no pods while it initialises"
+    RELEASE < (1, 37), reason="before 1.37 kubelet reports no pods while it initialises"
 )
 
 
@@ -56,13 +56,13 @@ def test_nothing_is_polled_while_the_owners_pod_is_told(make_node: Callable[...,
     pod.delete()
     until(lambda: not pod.devices(), "PodResources lack the pod")
     seconds = until_freed(node)
-    assert seconds < 4 * (3 * INTERVAL + 1), "at once, not when the stream is opened anew"
+    assert seconds < 4 * (3 * INTERVAL + 1), "at once, not when the stream is opened again"
     until(node.polls_nothing, "nothing is owned, and nothing polled")
 
 
 @by_itself
 def test_a_pod_that_ends_by_itself_is_seen_at_once(make_node: Callable[..., Node]) -> None:
-    """Its object stays: it is the change of its phase that tells."""
+    """Its object stays: it is the change of its phase that reports."""
     node = make_node("1x2")
     end = SCRATCH / "end"
     end.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def test_a_stream_that_kubelets_restart_breaks_is_opened_again(
     until(node.polls_nothing, "kubelet has told the pod, and is not asked")
     before = streams()
     node.kubelet.restart()
-    until(lambda: streams() > before, "the stream is opened anew")
+    until(lambda: streams() > before, "the stream is opened again")
     until(node.polls_nothing, "kubelet has told the pod, and is not asked")
     assert pod.until_running() == first
     assert node.afu(P0) == AFU
@@ -140,7 +140,7 @@ def test_a_kubelet_that_initialises_releases_nothing(make_node: Callable[..., No
 @of_an_api_server
 @refuses_at_first
 def test_a_static_pod_waits_until_kubelet_has_initialised(make_node: Callable[..., Node]) -> None:
-    """Kubelet starts it before, and tells nobody what it asks for: nor does the API server."""
+    """Kubelet starts it before, and reports nobody what it asks for: nor does the API server."""
     node = make_node("1x2", pods_api=True)
     control_plane = node.kubelet.control_plane
     assert control_plane is not None

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Load: many cards, thousands of pods an hour and hostile clients, while nothing may grow.
 
-    .venv/bin/python tests/load [--door extended|stock|dra] [--minutes 60] [--cards 256]
+    .venv/bin/python tests/load [--api extended|stock|dra] [--minutes 60] [--cards 256]
                                 [--hourly 4000] [--clients 8] [--seed 1]
 
 Prints what the plugin holds of the machine, minute by minute, in the form of docs/proof.md. Exits
@@ -23,7 +23,7 @@ for logger in ("grpclib", "asyncio"):
     logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 import gauges  # noqa: E402  # found by the lines above
-from doors import DOORS, Node  # noqa: E402
+from apis import APIS, Node  # noqa: E402
 from hostile import Hostile  # noqa: E402
 
 LIFE = 5.0
@@ -33,7 +33,7 @@ LIFE = 5.0
 def main() -> int:
     """Run it; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--door", choices=sorted(DOORS), default="stock")
+    parser.add_argument("--api", choices=sorted(APIS), default="stock")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--cards", type=int, default=256, help="of four regions each")
     parser.add_argument("--hourly", type=float, default=4000, help="pods")
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60, help="seconds between two samples")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    node = DOORS[arguments.door](arguments.cards, rng)
+    node = APIS[arguments.api](arguments.cards, rng)
     samples: list[gauges.Sample] = []
     problem = "interrupted"
     try:
@@ -53,7 +53,7 @@ def main() -> int:
             problem += f": {error.exceptions}"
     finally:
         code = node.close(keep=bool(problem))
-    print(f"\n{arguments.door}: what came of {sum(node.said.values())} pods")
+    print(f"\n{arguments.api}: what came of {sum(node.said.values())} pods")
     for what, number in node.said.most_common(12):
         print(f"{number:7d} {what}")
     found = [problem] if problem else gauges.growth(samples)
@@ -70,7 +70,7 @@ async def run(
     """Pods and hostile clients until the time is over; returns what went wrong."""
     begin = time.monotonic()
     async with node.up():
-        print(f"{arguments.door}: {arguments.cards} cards were ready after", end=" ")
+        print(f"{arguments.api}: {arguments.cards} cards were ready after", end=" ")
         print(f"{time.monotonic() - begin:.1f} s; PID {node.process and node.process.pid}")
         print(gauges.table([]), flush=True)
         hostile = Hostile(node.sockets, node.https, rng)

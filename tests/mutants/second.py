@@ -35,13 +35,13 @@ SUMMARY = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?= - |$)", re.MU
 
 TESTS = {
     "ledger": ("life", "orders", "restart", "draining", "former_owners", "by_hand"),
-    "claims": ("life", "orders", "requests_life", "pod_sources"),
+    "allocations": ("life", "orders", "requests_life", "pod_sources"),
     "regions": ("life", "orders", "faults", "recovery", "exclusive", "kept_regions", "by_hand"),
     "port": ("umockdev", "umockdev_life"),
     "stock": ("stock_release", "stock_walk", "who_lives", "pod_sources"),
     "policy": ("policy_life",),
     "trust": ("trust", "images"),
-    "dra": ("dra", "claim_owners", "slot_claims", "functions"),
+    "dra": ("dra", "claim_owners", "slot_allocations", "functions"),
 }
 """By area, those of tests/integration that go through it, fast and general ones first."""
 

@@ -2,7 +2,7 @@
 
 Measured in a process of its own for each file of tests, and kept in .cache/mutants until the file
 changes, or what it shares with others, or what it touches. A test that
-fails there is not used: it could not tell a mutant apart.
+fails there is not used: it could not say a mutant apart.
 """
 
 import dataclasses

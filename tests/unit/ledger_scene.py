@@ -28,7 +28,8 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.image import Image, RawImage
-from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.policy.file import PolicyFile
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
@@ -114,15 +115,15 @@ class Scene:
         )
         for pod in self.pods:
             pod.active &= not set(pod.devices) & set(devices)
-        self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
-        nodes = {r: n for d in devices for r, n in self.ledger.claims[d].nodes}
+        self.plugin.call(lambda: self.plugin.calls.allocate(resource, devices))
+        nodes = {r: n for d in devices for r, n in self.ledger.allocations[d].nodes}
         pod = Pod(PodUid(f"pod-{len(self.pods)}"), resource, devices, nodes)
         self.pods.append(pod)
         return pod
 
     def prestart(self, pod: Pod, *wants: AfuId):
         return self.plugin.begin(
-            self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+            self.plugin.calls.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
         )
 
     def start(self, pod: Pod, *wants: AfuId) -> None:
@@ -165,7 +166,7 @@ class Scene:
         self.plugin.work()
         with pytest.raises(kind, match=words):
             task.result()
-        started = [c.device for c in self.ledger.claims.values() if c.started]
+        started = [c.device for c in self.ledger.allocations.values() if c.started]
         assert not started, "a refused container has its region"
 
     @property

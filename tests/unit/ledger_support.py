@@ -1,4 +1,4 @@
-"""Ledgers and journals for tests of the ledger and of the life of a claim."""
+"""Ledgers and journals for tests of the ledger and of the life of an allocation."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,7 +11,7 @@ from fpga_plugin.allocation.journal.records import (
     CLEAN,
     Change,
     Condition,
-    Epoch,
+    Fact,
     RegionRecord,
     Tenancy,
     TenancyKey,
@@ -21,7 +21,8 @@ from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_nam
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.obstacles import FAILED, Kind
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 
@@ -76,25 +77,25 @@ def applied(snapshot: Change, change: Change) -> Change:
 
 def remembered(ledger: Ledger, boot_id: str) -> Change:
     """What the ledger has in memory, as the journal ought to have it."""
-    epochs = {
-        Epoch.BOOT: boot_id,
-        Epoch.KUBELET: ledger.epoch,
-        Epoch.ENVIRONMENT: ledger.env_epoch,
-        Epoch.LOST: ledger.lost,
+    facts = {
+        Fact.BOOT: boot_id,
+        Fact.KUBELET: ledger.kubelet_instance,
+        Fact.ENVIRONMENT: ledger.env_instance,
+        Fact.LOST: ledger.lost,
     }
     return Change(
-        epochs={epoch: told for epoch, told in epochs.items() if told},
-        claims=dict(ledger.claims),
+        facts={instance: told for instance, told in facts.items() if told},
+        allocations=dict(ledger.allocations),
         regions=dict(ledger.regions),
-        debts=dict.fromkeys(ledger.debts, True),
+        memory_clear_pending=dict.fromkeys(ledger.memory_clear_pending, True),
         drained=dict.fromkeys(ledger.drained, True),
         rebinding=dict.fromkeys(ledger.rebinding, True),
         tenancies=dict(ledger.tenancies),
         resources=dict.fromkeys(ledger.resources, True),
-        strays=dict(ledger.strays),
-        debugs=dict(ledger.debugs),
+        pending_poststops=dict(ledger.pending_poststops),
+        debug_holds=dict(ledger.debug_holds),
         images={TenantImage(r, one): True for r, of in ledger.images.items() for one in of},
-        meanings=dict(ledger.meanings),
+        alias_bindings=dict(ledger.alias_bindings),
     )
 
 
@@ -104,7 +105,7 @@ def make_ledger(
     """A ledger that has found `cards`, their regions BLANK unless told otherwise."""
     journal = MemoryJournal(snapshot)
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
-    ledger.allocations.kubelet_epoch("life 1")
+    ledger.device_plugin.kubelet_found("life 1")
     for card in cards:
         found(ledger, card)
         if blank:
@@ -123,7 +124,7 @@ def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Led
 def found(ledger: Ledger, card: Card, afu: AfuId | None = BLANK) -> None:
     """The card is there, every region reads `afu`, and kubelet's records name no more owners."""
     ledger.hardware.card_found(card, {r.id: afu for r in card.regions}, BLANK)
-    ledger.allocations.reconciled([card.id])
+    ledger.device_plugin.reconciled([card.id])
 
 
 def scrub(ledger: Ledger, card: Card, *ports: int) -> None:
@@ -132,19 +133,19 @@ def scrub(ledger: Ledger, card: Card, *ports: int) -> None:
     ledger.work.working(regions)
     for region in regions:
         ledger.work.clean(region, BLANK, blank=True)
-    ledger.work.set_debt(card.id, open_=False)
+    ledger.work.set_memory_clear_pending(card.id, open_=False)
 
 
 def start(ledger: Ledger, *devices: DeviceId, program: bool = True) -> None:
     """What a successful PreStart does, as far as the ledger sees it."""
-    ledger.allocations.prestart_seen(devices)
-    claims = [ledger.claims[d] for d in devices]
-    for claim in claims:
-        for region in claim.grants:
+    ledger.device_plugin.prestart_seen(devices)
+    allocations = [ledger.allocations[d] for d in devices]
+    for allocation in allocations:
+        for region in allocation.grants:
             if program:
                 ledger.work.working([region])
                 ledger.work.programmed(region, AFU)
-    ledger.allocations.started(claims)
+    ledger.device_plugin.started(allocations)
 
 
 def make_lists(
@@ -178,7 +179,7 @@ def table(
 ) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
     """What docs/architecture.md says is advertised, row by row, without the ledger's indexes."""
     expected: dict[ResourceName, dict[DeviceId, bool]] = {}
-    granted = [(region, node) for c in ledger.claims.values() for region, node in c.nodes]
+    granted = [(region, node) for c in ledger.allocations.values() for region, node in c.nodes]
     granted += [(one.region, node) for one in ledger.tenancies.values() for node in one.nodes]
     good = {Condition.BLANK} | (
         {Condition.UNBLANKED} if scrub is ScrubPolicy.BEST_EFFORT else set()
@@ -194,38 +195,38 @@ def table(
 
     def free_and_healthy(card: Card, region: Region) -> bool:
         record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
-        borrowed = any(node in region.grant.nodes and r != region.id for r, node in granted)
+        bound_by_plugin = any(node in region.grant.nodes and r != region.id for r, node in granted)
         return (
             record.condition in good
             and sound(region)
             and card.id not in ledger.foreign
             and card.id not in ledger.unreconciled
-            and not borrowed
+            and not bound_by_plugin
         )
 
-    for claim in ledger.claims.values():
-        card = ledger.cards.get(card_of(claim.device))
+    for allocation in ledger.allocations.values():
+        card = ledger.cards.get(card_of(allocation.device))
         present = {} if card is None else {r.id: r for r in card.regions}
-        expected.setdefault(claim.resource, {})[claim.device] = all(
-            region in present and sound(present[region]) for region in claim.grants
+        expected.setdefault(allocation.resource, {})[allocation.device] = all(
+            region in present and sound(present[region]) for region in allocation.grants
         )
     for card in ledger.cards.values():
         if card.id in ledger.drained:
             continue
         alias = ledger.aliases.get(card.interface_id)
         of_regions, of_card = resource_names(PREFIX, card, alias)
-        claims = [c for c in ledger.claims.values() if card_of(c.device) == card.id]
-        whole = any(is_card(c.device) for c in claims)
+        allocations = [c for c in ledger.allocations.values() if card_of(c.device) == card.id]
+        whole = any(is_card(c.device) for c in allocations)
         if not whole and advertise is not Advertise.WHOLE:
             for region in card.regions:
-                if DeviceId(region.id) not in ledger.claims:
+                if DeviceId(region.id) not in ledger.allocations:
                     expected.setdefault(of_regions, {})[DeviceId(region.id)] = free_and_healthy(
                         card, region
                     )
-        if not claims and advertise is not Advertise.REGION:
+        if not allocations and advertise is not Advertise.REGION:
             expected.setdefault(of_card, {})[DeviceId(card.id)] = (
                 card.complete
-                and card.id not in ledger.debts
+                and card.id not in ledger.memory_clear_pending
                 and all(free_and_healthy(card, region) for region in card.regions)
             )
     return expected
@@ -233,7 +234,7 @@ def table(
 
 def listed(ledger: Ledger, lists: DeviceLists) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
     """All lists, as `table` gives them."""
-    resources = {*ledger.resources, *(c.resource for c in ledger.claims.values())}
+    resources = {*ledger.resources, *(c.resource for c in ledger.allocations.values())}
     every = {resource: shown(lists, resource) for resource in resources}
     return {resource: devices for resource, devices in every.items() if devices}
 
@@ -253,7 +254,9 @@ def tenancy(
 
 def gone(ledger: Ledger, *pods: str) -> None:
     """The processes of these pods have ended: what was left to them ends."""
-    ledger.allocations.end_tenancies([one for one in ledger.tenancies.values() if one.pod in pods])
+    ledger.device_plugin.end_tenancies(
+        [one for one in ledger.tenancies.values() if one.pod in pods]
+    )
 
 
 def cards_of(ledger: Ledger) -> set[CardId]:

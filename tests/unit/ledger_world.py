@@ -49,14 +49,13 @@ from fpga_plugin.ids import (
     CardId,
     DeviceId,
     InterfaceId,
-    PodUid,
     RegionId,
-    ResourceName,
     device_variable,
 )
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint as KubeletsCheckpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.policy.file import PolicyFile
@@ -95,13 +94,19 @@ class StillLoop(asyncio.base_events.BaseEventLoop):
         """No thread ever calls."""
 
     def settle(self) -> None:
-        """Run what can run now."""
-        asyncio._set_running_loop(self)
-        try:
+        """Run what can run now; a task that calls it, by way of a test, runs on."""
+        with self._running():
             while self._ready:
                 self._run_once()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            yield
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(before)
 
     def pass_time(self) -> bool:
         """To the next timer; returns whether there was one."""
@@ -109,11 +114,8 @@ class StillLoop(asyncio.base_events.BaseEventLoop):
         if not times:
             return False
         self._now = max(self._now, min(times))
-        asyncio._set_running_loop(self)
-        try:
+        with self._running():
             self._run_once()
-        finally:
-            asyncio._set_running_loop(None)
         self.settle()
         return True
 
@@ -178,7 +180,7 @@ class Rack:
     """The backend over boards; every method is called by a job.
 
     Attributes:
-        touched: is told of each region that an operation is about to disturb.
+        touched: is notified of each region that an operation is about to disturb.
         operations: how many more the process lives for; None: for ever.
         accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
@@ -270,7 +272,7 @@ class Rack:
     def numbers(self, region: Region) -> Mapping[str, str]:
         return self.numbers_now.get(region.id, region.numbers)
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         return region.id in self.lent
 
     def give_back(self, card: Card, region: Region) -> None:
@@ -576,7 +578,7 @@ def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
 
 
 class Plugin:
-    """One life of the plugin's process: the real ledger and lifecycle on the world's doubles."""
+    """One run of the plugin's process: the real ledger and lifecycle on the world's doubles."""
 
     def __init__(
         self,
@@ -589,7 +591,7 @@ class Plugin:
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
         policy: PolicyFile | None = None,
         advertise: Advertise = Advertise.BOTH,
-        door: Mapping[str, Any] = MappingProxyType({}),
+        api: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.rack = rack
         self.loop = StillLoop()
@@ -602,7 +604,7 @@ class Plugin:
             advertise=advertise,
             health_interval=0.0,
             kubelet_dir="/nowhere",
-            **door,
+            **api,
         )
         node = Node(
             backend=rack,  # type: ignore[arg-type]
@@ -617,19 +619,19 @@ class Plugin:
         plugin = _Plugin(settings, node, ledger, NoLink(), Nobody())  # type: ignore[arg-type]
         self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
         self.actions, self.operations = plugin.actions, plugin.operations
-        self.scrubber, self.door = plugin.scrubber, plugin.door
+        self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
-            self.claims, self.lives, self.owners = api.claims, api.reconciler, api.owners
-            self.lists = api.claims._lists
+            self.calls, self.reconciler, self.owners = api.calls, api.reconciler, api.owners
+            self.lists = api.calls._lists
 
-    def kubelet_begins(self, life: str) -> None:
-        """A life of kubelet was found."""
-        lives = self.lives if self.door is None else self.ledger.allocations
-        self.call(lambda: lives.kubelet_epoch(life))
+    def kubelet_begins(self, instance: str) -> None:
+        """A kubelet instance was found."""
+        steps = self.reconciler if self.dra is None else self.ledger.device_plugin
+        self.call(lambda: steps.kubelet_found(instance))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
-        self.call(lambda: self.ledger.allocations.reconciled(self.ledger.cards))
+        self.call(lambda: self.ledger.device_plugin.reconciled(self.ledger.cards))
         self.call(self.queue.sync)
 
     def begin(self, work: object) -> "asyncio.Task[None]":

@@ -16,9 +16,9 @@ from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import PodUid, ResourceName
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -29,7 +29,7 @@ AWAY = f"{CARD.id}-p7"
 def without_journal(*cards: Card) -> Ledger:
     """Nothing is known of who has these cards."""
     ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
-    ledger.allocations.kubelet_epoch("k1")
+    ledger.device_plugin.kubelet_found("k1")
     for card in cards:
         ledger.hardware.card_found(card, {}, None)
     return ledger
@@ -58,7 +58,7 @@ def adopt(owners: Owners, checkpoint: Checkpoint) -> None:
     """What a comparison with kubelet's records does with them."""
     owners._pods.present = checkpoint  # type: ignore[attr-defined]
     asyncio.run(owners.read())
-    owners._ledger.allocations.reconciled(owners.settled)
+    owners._ledger.device_plugin.reconciled(owners.settled)
 
 
 def test_records_are_read_anew_when_the_card_changes_that_could_not_be_adopted() -> None:
@@ -91,12 +91,12 @@ def test_what_cannot_be_adopted_of_a_card_that_is_away_keeps_nothing_waiting() -
 
 def test_an_owner_that_the_ledger_knows_does_not_keep_the_card_back() -> None:
     ledger = without_journal(CARD)
-    ledger.allocations.adopt(REGIONS, P0, POD, {})
+    ledger.device_plugin.adopt(REGIONS, P0, POD, {})
     owners = owners_of(ledger)
     adopt(owners, records(held(P0), held(P1, pod="b")))
     assert not owners.doubtful
     assert not ledger.unreconciled
-    assert {d: claim.pod for d, claim in ledger.claims.items()} == {P0: POD, P1: "b"}
+    assert {d: allocation.pod for d, allocation in ledger.allocations.items()} == {P0: POD, P1: "b"}
 
 
 def test_what_keeps_a_card_back_is_told_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fpga_plugin.bitstreams import reader
 from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.cards.targets import Wants
+from fpga_plugin.cards.targets import Targets
 from fpga_plugin.errors import NotPermittedError, RefusedError, StoreUnavailableError
 
 NAMES = {("0" * 32, "gzip"): "1" * 32}
@@ -106,16 +106,16 @@ def test_a_refusal_has_the_names_that_were_read_last_and_waits_for_no_store(mani
 
     async def steps() -> None:
         store = StoreReader(library)
-        wants = Wants(nothing, store, None, recorder=None)
-        assert str(wants.named(error)) == str(error), "nothing was read yet"
+        targets = Targets(nothing, store, None, recorder=None)
+        assert str(targets.named(error)) == str(error), "nothing was read yet"
         await store.names()
         manifest.answers.clear()
         before = threading.active_count()
-        assert str(wants.named(error)) == f"no gzip ({'1' * 32})"
+        assert str(targets.named(error)) == f"no gzip ({'1' * 32})"
         assert threading.active_count() == before
         manifest.answers.set()
         manifest.broken = True
         await store.names()
-        assert str(wants.named(error)) == str(error), "nothing of such a manifest counts"
+        assert str(targets.named(error)) == str(error), "nothing of such a manifest counts"
 
     asyncio.run(steps())

@@ -24,8 +24,9 @@ from fpga_plugin.deviceplugin import missed_prestarts
 from fpga_plugin.deviceplugin.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.podresources import NoListReason, PodResourcesError
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.kubernetes.pod import Phase, Pod, State
 
 REGION = "0000-10-00.0-p0"
@@ -146,7 +147,7 @@ RATE_LIMITED = PodResourcesError("often", reason=NoListReason.RATE_LIMITED)
 
 
 def test_a_kubelet_that_the_journal_knows_is_asked_as_soon_as_something_changes():
-    """The plugin restarted, kubelet did not: it is told of no other kubelet."""
+    """The plugin restarted, kubelet did not: it is notified of no other kubelet."""
     sent = Sent()
     sent.standing = AllocatableCheck(sent.standing._link, sent.standing._podresources)
     assert not sent.standing.due
@@ -224,16 +225,16 @@ class Recorder(EventRecorder):
 
 
 class World:
-    """A claim from before kubelet's restart, and a pod whose container began at some time."""
+    """An allocation from before kubelet's restart, and a pod whose container began at some time."""
 
     def __init__(self, directory: str) -> None:
         self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
         card = make_card(0, nodes=(0, 1))
         self.ledger.hardware.card_found(card, {}, None)
-        self.ledger.allocations.reconciled([card.id])
-        self.ledger.allocations.kubelet_epoch("k1")
-        self.ledger.allocations.allocate(RESOURCE, [REGION])
-        self.started_claim()
+        self.ledger.device_plugin.reconciled([card.id])
+        self.ledger.device_plugin.kubelet_found("k1")
+        self.ledger.device_plugin.allocate(RESOURCE, [REGION])
+        self.started_allocation()
         self.directory = directory
         self.socket = os.path.join(directory, "kubelet.sock")
         self.started = 0
@@ -244,11 +245,11 @@ class World:
         self.checkpoint()
         self.ungated = self.plugin()
 
-    def started_claim(self) -> None:
+    def started_allocation(self) -> None:
         """Its container had a PreStart."""
-        claims = self.ledger.claims.values()
-        self.ledger.allocations.prestart_seen([claim.device for claim in claims])
-        self.ledger.allocations.started(claims)
+        allocations = self.ledger.allocations.values()
+        self.ledger.device_plugin.prestart_seen([allocation.device for allocation in allocations])
+        self.ledger.device_plugin.started(allocations)
 
     def plugin(self) -> MissedPreStarts:
         return MissedPreStarts(
@@ -262,11 +263,11 @@ class World:
     def checkpoint(self, *entries: object) -> None:
         write_checkpoint(self.directory, *(entries or [entry(REGION, pod=UID)]))
 
-    def restart_again(self, epoch: str, *, opens: float = 5) -> float:
+    def restart_again(self, instance: str, *, opens: float = 5) -> float:
         """The same plugin sees kubelet's next life; returns when that began."""
         os.unlink(self.socket)
         open(self.socket, "w").close()
-        self.ledger.allocations.kubelet_epoch(epoch)
+        self.ledger.device_plugin.kubelet_found(instance)
         self.ungated.new_kubelet()
         birth = os.stat(self.socket).st_ctime
         self.stream_opens(birth + opens)
@@ -282,12 +283,12 @@ class World:
         state = State(Phase.RUNNING, started=self.started) if self.started else State()
         return Pod(namespace="tenant", name="compress", uid=uid, states={"app": state})
 
-    def restart_kubelet(self, *, epoch: str = "k2") -> float:
+    def restart_kubelet(self, *, instance: str = "k2") -> float:
         """Kubelet's next life, whose streams open some seconds later; returns when it began."""
         open(self.socket, "w").close()
         self.ungated = self.plugin()
-        if epoch != self.ledger.epoch:
-            self.ledger.allocations.kubelet_epoch(epoch)
+        if instance != self.ledger.kubelet_instance:
+            self.ledger.device_plugin.kubelet_found(instance)
             self.ungated.new_kubelet()
         birth = os.stat(self.socket).st_ctime
         self.stream_opens(birth + 5)
@@ -324,7 +325,7 @@ def test_a_container_that_began_before_the_stream_opened_is_reported_once(world:
 
 
 def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(world: World):
-    world.ledger.allocations.allocate(RESOURCE, [REGION])  # an implied release
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])  # an implied release
     world.started = int(world.restart_kubelet()) + 2
     world.error = NoSourceError("nobody answers")
     (unknown,) = world.look()
@@ -336,7 +337,7 @@ def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(
 
 
 def test_a_container_that_began_on_a_blank_region_is_not_reported_as_unscrubbed(world: World):
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.ledger.work.working([RegionId(REGION)])
     world.ledger.work.clean(RegionId(REGION), None, blank=True)
     world.started = int(world.restart_kubelet()) + 2
@@ -355,7 +356,7 @@ def test_a_container_that_began_before_kubelet_or_after_the_stream_is_not_report
 
 def test_no_container_of_a_kubelet_that_did_not_restart_is_reported(world: World):
     """The plugin restarted, and kubelet did not: the life before saw all PreStarts."""
-    world.started = int(world.restart_kubelet(epoch="k1")) + 2
+    world.started = int(world.restart_kubelet(instance="k1")) + 2
     world.ledger.activity.clear()
     assert world.look() == []
     assert world.asked == 0
@@ -370,9 +371,9 @@ def test_a_container_that_does_not_run_is_not_reported(world: World):
 def test_a_container_that_had_its_prestart_meanwhile_is_not_reported(world: World, call: str):
     world.started = int(world.restart_kubelet()) + 2
     if call == "PreStart":
-        world.ledger.allocations.prestart_seen([DeviceId(REGION)])
+        world.ledger.device_plugin.prestart_seen([DeviceId(REGION)])
     else:
-        world.ledger.allocations.allocate(RESOURCE, [REGION])
+        world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     assert world.look() == []
 
 
@@ -394,8 +395,8 @@ def test_kubelets_records_that_cannot_be_read_are_told(world: World):
     assert world.asked == 0
 
 
-def test_without_a_claim_nobody_is_asked(world: World):
-    world.ledger.allocations.release([REGION])
+def test_without_an_allocation_nobody_is_asked(world: World):
+    world.ledger.device_plugin.release([REGION])
     world.started = int(world.restart_kubelet()) + 2
     with mock.patch.object(Directory, "checkpoint", side_effect=AssertionError):
         assert world.look() == []
@@ -405,9 +406,9 @@ def test_without_a_claim_nobody_is_asked(world: World):
 def test_nobody_is_asked_of_pods_whose_devices_are_not_ours_or_had_a_prestart(world: World):
     """Each of a node's pods may cost a question to the API server."""
     other = "0000-10-00.0-p1"
-    world.ledger.allocations.allocate(RESOURCE, [other])
+    world.ledger.device_plugin.allocate(RESOURCE, [other])
     world.restart_kubelet()
-    world.ledger.allocations.prestart_seen([REGION])
+    world.ledger.device_plugin.prestart_seen([REGION])
     world.checkpoint(entry(REGION), entry("dfl-port.0"))
     assert world.look() == []
     assert world.asked == 0
@@ -416,11 +417,11 @@ def test_nobody_is_asked_of_pods_whose_devices_are_not_ours_or_had_a_prestart(wo
     assert world.asked > 0
 
 
-def test_a_claim_that_kubelets_records_showed_only_now_may_have_run(world: World):
-    world.ledger.allocations.release([REGION])
+def test_an_allocation_that_kubelets_records_showed_only_now_may_have_run(world: World):
+    world.ledger.device_plugin.release([REGION])
     world.ledger.activity.clear()
     world.started = int(world.restart_kubelet()) + 2
-    world.ledger.allocations.adopt(RESOURCE, DeviceId(REGION), UID, {})
+    world.ledger.device_plugin.adopt(RESOURCE, DeviceId(REGION), UID, {})
     assert len(world.look()) == 1
 
 
@@ -428,22 +429,22 @@ def test_a_claim_that_kubelets_records_showed_only_now_may_have_run(world: World
 def test_a_container_that_has_its_prestart_while_its_pod_is_asked_for_is_not_reported(
     world: World, meanwhile: list[str]
 ):
-    world.ledger.allocations.allocate(RESOURCE, ["0000-10-00.0-p1"])
+    world.ledger.device_plugin.allocate(RESOURCE, ["0000-10-00.0-p1"])
     world.checkpoint(entry(*BOTH))
     world.started = int(world.restart_kubelet()) + 2
-    world.on_ask = lambda: world.ledger.allocations.prestart_seen(meanwhile)
+    world.on_ask = lambda: world.ledger.device_plugin.prestart_seen(meanwhile)
     assert world.look() == []
     assert world.told == []
 
 
 def test_a_whole_card_of_which_one_region_was_not_scrubbed_is_told_as_such(world: World):
     card = DeviceId("0000-10-00.0")
-    world.ledger.allocations.release([REGION])
+    world.ledger.device_plugin.release([REGION])
     for region in sorted(BOTH):
         world.ledger.work.working([RegionId(region)])
         world.ledger.work.clean(RegionId(region), None, blank=True)
-    world.ledger.work.set_debt(card, open_=False)
-    world.ledger.allocations.allocate(OTHER, [card])
+    world.ledger.work.set_memory_clear_pending(card, open_=False)
+    world.ledger.device_plugin.allocate(OTHER, [card])
     world.ledger.work.dirty([RegionId(REGION)], "found so")
     world.restart_kubelet()
     assert world.ungated._unscrubbed == {card}
@@ -452,7 +453,7 @@ def test_a_whole_card_of_which_one_region_was_not_scrubbed_is_told_as_such(world
 def test_what_began_before_the_stream_is_told_by_the_first_stream_of_this_kubelet(world: World):
     world.restart_kubelet()
     birth = world.restart_again("k3")
-    world.stream_opens(birth + 60)  # kubelet asks anew for the list; it has our options long since
+    world.stream_opens(birth + 60)  # kubelet asks again for the list; it has our options long since
     world.started = int(birth) + 30
     assert world.look() == []
     birth = world.restart_again("k4", opens=100)

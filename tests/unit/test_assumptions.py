@@ -132,7 +132,9 @@ def _virtual(kernel: FakeKernel) -> None:
             "all of its on-card memory can be cleared",
         ),
         (
-            lambda kernel: kernel.remove(f"{PORT}/afu_id"),  # an OFS card, of which nothing tells
+            lambda kernel: kernel.remove(
+                f"{PORT}/afu_id"
+            ),  # an OFS card, of which nothing reports it
             "its AFU is in PCI functions that vfio-pci may have (an OFS slot)",
         ),
         (

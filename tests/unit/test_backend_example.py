@@ -1,4 +1,4 @@
-"""The backend in docs/backends.md is complete: the life of a claim runs on it."""
+"""The backend in docs/backends.md is complete: the life of an allocation runs on it."""
 
 import asyncio
 import functools
@@ -24,7 +24,8 @@ from fpga_plugin.hardware import backend as interface
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.model import CardProblem
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 DOCUMENT = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
@@ -77,14 +78,14 @@ class Node:
         self.events.start(self.plugin.hardware.changed)
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.ledger.allocations.kubelet_epoch("life 1"))
+        self.plugin.call(lambda: self.ledger.device_plugin.kubelet_found("life 1"))
         self.plugin.kubelet_answers()
         self.plugin.work()
         (self.resource, _) = resource_names(PREFIX, self.ledger.cards[CARD])
 
     def admit(self, region):
         device = DeviceId(region)
-        allocate = self.plugin.claims.allocate
+        allocate = self.plugin.calls.allocate
         answer = self.plugin.call(lambda: allocate(self.resource, [device]))
         pod = Pod(PodUid(f"pod-{len(self.pods)}"), self.resource, (device,), {})
         self.pods.append(pod)
@@ -93,14 +94,14 @@ class Node:
     def start(self, pod, afu):
         card = self.ledger.cards[CARD]
         env = {"FPGA_REGION_0": card.interface_id, "FPGA_BITSTREAM_ID_0": afu}
-        start = self.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
+        start = self.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
         task = self.plugin.begin(start)
         self.plugin.work()
         return task
 
     def end(self, pod):
         pod.active = False
-        self.plugin.call(lambda: self.plugin.claims.deallocate(pod.resource, pod.devices))
+        self.plugin.call(lambda: self.plugin.calls.deallocate(pod.resource, pod.devices))
         self.plugin.work()
 
     def look(self):
@@ -166,7 +167,7 @@ def test_the_examples_types_are_right(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
-def test_a_claim_lives_on_the_example(make):
+def test_an_allocation_lives_on_the_example(make):
     node = make()
     assert node.conditions() == {Condition.BLANK}
     pod, answer = node.admit(R0)

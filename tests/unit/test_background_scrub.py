@@ -13,7 +13,7 @@ from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
-from fpga_plugin.allocation.journal.records import CLEAN, Condition, Debug
+from fpga_plugin.allocation.journal.records import CLEAN, Condition, DebugHold
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.hardware.backend import DriverSettings
@@ -43,7 +43,7 @@ def run(scene: Scene, region: RegionId, *wants: str) -> Pod:
 def deallocate(scene: Scene, pod: Pod, *, ends: bool = True) -> None:
     pod.active = False
     pod.running = not ends
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(pod.resource, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(pod.resource, pod.devices))
 
 
 def dirty(scene: Scene, *regions: RegionId) -> None:
@@ -59,7 +59,7 @@ def owe(scene: Scene) -> None:
     """Somebody's data is in the first card's memory, and all of its regions are clean."""
     card = card_of(scene.regions[0])
     scene.rack.boards[card].memory.add("somebody")
-    scene.plugin.call(lambda: scene.ledger.work.set_debt(card, open_=True))
+    scene.plugin.call(lambda: scene.ledger.work.set_memory_clear_pending(card, open_=True))
 
 
 def memory(scene: Scene) -> set[str]:
@@ -95,7 +95,7 @@ def test_a_region_that_becomes_due_while_the_blank_is_read_is_scrubbed_too(make)
     assert "release stopped" not in scene.logged
 
 
-@pytest.mark.parametrize("waits_for", ["an open port", "a former owner", "an owner that runs"])
+@pytest.mark.parametrize("waits_for", ["an open port", "an earlier tenant", "an owner that runs"])
 def test_what_a_scrub_waits_for_is_logged_once_each_time(make, waits_for: str) -> None:
     scene = make(cards=[1])
     (region,) = scene.regions
@@ -104,10 +104,10 @@ def test_what_a_scrub_waits_for_is_logged_once_each_time(make, waits_for: str) -
         if waits_for == "an open port":
             scene.rack.slot(region).opens.add("somebody")
             deallocate(scene, pod)
-        elif waits_for == "a former owner":
+        elif waits_for == "an earlier tenant":
             deallocate(scene, pod, ends=False)
         else:
-            scene.plugin.call(lambda pod=pod: scene.plugin.claims.poststop(REGIONS, pod.devices))
+            scene.plugin.call(lambda pod=pod: scene.plugin.calls.poststop(REGIONS, pod.devices))
         settle(scene)
         look(scene, region)
         settle(scene)
@@ -147,7 +147,7 @@ def test_what_fails_on_one_region_does_not_call_it_clean_and_the_other_is(make) 
     settle(scene)
     assert scene.condition(one) is Condition.FAULTED
     assert scene.condition(other) is Condition.BLANK
-    assert scene.ledger.debts, "what is on the other may write the memory again"
+    assert scene.ledger.memory_clear_pending, "what is on the other may write the memory again"
 
 
 def test_where_nothing_could_be_scrubbed_nothing_is_owed(make) -> None:
@@ -156,7 +156,7 @@ def test_where_nothing_could_be_scrubbed_nothing_is_owed(make) -> None:
     scene.rack.slot(region).opens.add("somebody")
     dirty(scene, region)
     settle(scene)
-    assert not scene.ledger.debts
+    assert not scene.ledger.memory_clear_pending
 
 
 def test_a_card_that_goes_while_its_port_is_closed_is_not_called_clean(make) -> None:
@@ -208,7 +208,7 @@ def test_a_report_of_a_scrub_under_an_owner_names_him(make) -> None:
     pod = run(scene, region, AFU)
     pod.running = False
     with mock.patch.object(CardOperations, "report", autospec=True) as told:
-        scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, pod.devices))
+        scene.plugin.call(lambda: scene.plugin.calls.poststop(REGIONS, pod.devices))
         settle(scene)
     assert [call.args[1].pod for call in told.call_args_list] == [pod.uid]
 
@@ -280,7 +280,7 @@ def test_functions_and_images_of_one_card_are_scrubbed_each_in_its_way(
     pod.running = False
     scene.rack.done.clear()
     scene.hold_releases()
-    scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.poststop(REGIONS, pod.devices))
     dirty(scene, free)
     scene.plugin.call(scene.plugin.queue.sync)
     settle(scene)
@@ -300,7 +300,7 @@ def test_a_debt_is_paid_when_a_cards_regions_are_clean_and_nobody_has_one(make) 
     owe(scene)
     settle(scene)
     assert scene.rack.done == [("memory", card_of(scene.regions[0]))]
-    assert not scene.ledger.debts
+    assert not scene.ledger.memory_clear_pending
 
 
 @pytest.mark.parametrize("begun", ["claimed", "blank", "blank and balanced"])
@@ -352,7 +352,7 @@ def test_memory_that_cannot_be_cleared_stays_owed_and_the_card_is_not_given_as_a
     with mock.patch.object(scene.rack, "clear_memory", side_effect=OSError("knob")):
         owe(scene)
         settle(scene)
-    assert scene.ledger.debts
+    assert scene.ledger.memory_clear_pending
     assert Condition.DIRTY in {scene.condition(region) for region in scene.regions}
 
 
@@ -362,7 +362,7 @@ def test_a_card_without_memory_to_clear_owes_nothing(make) -> None:
     dirty(scene, region)
     settle(scene)
     assert scene.condition(region) is Condition.BLANK
-    assert not scene.ledger.debts
+    assert not scene.ledger.memory_clear_pending
     owe(scene)
     settle(scene)
     assert memory(scene), "there is nothing to clear it with"
@@ -418,7 +418,7 @@ def test_a_region_whose_node_a_living_pod_was_given_for_another_is_not_opened(ma
     assert not scene.ledger.tenancies
 
 
-def test_a_card_that_a_pod_without_a_claim_may_open_is_told_once(make) -> None:
+def test_a_card_that_a_pod_without_an_allocation_may_open_is_told_once(make) -> None:
     scene = make(cards=[2])
     pod = run(scene, scene.regions[0], AFU)
     moved(scene, pod)
@@ -458,7 +458,7 @@ def test_a_card_that_is_clean_waits_for_who_has_its_node(make) -> None:
     assert scene.condition(other) is Condition.BLANK
 
 
-# ------------------------------------------------------------------ borrowed drivers
+# ------------------------------------------------------------------ bound_by_plugin drivers
 
 
 def test_drivers_that_were_bound_for_a_region_go_when_nobody_has_it(make) -> None:
@@ -527,7 +527,7 @@ def test_an_owner_whose_containers_ended_as_often_as_they_began_is_not_scrubbed_
     (region,) = scene.regions
     pod = run(scene, region, AFU)
     scene.rack.done.clear()
-    scene.plugin.call(lambda: scene.plugin.claims.poststop(pod.resource, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.poststop(pod.resource, pod.devices))
     settle(scene)
     assert not scene.rack.done
     pod.running = False
@@ -541,7 +541,7 @@ def test_an_owner_that_has_not_begun_waits_for_no_container_of_his(make) -> None
     (region,) = scene.regions
     pod = scene.admit(region)
     pod.running = True
-    scene.plugin.call(lambda: scene.ledger.allocations.bind_pod(pod.devices, pod.uid))
+    scene.plugin.call(lambda: scene.ledger.device_plugin.bind_pod(pod.devices, pod.uid))
     dirty(scene, region)
     settle(scene)
     assert scene.condition(region) is Condition.BLANK
@@ -551,10 +551,10 @@ def test_an_owner_whom_nobody_knows_is_not_looked_for(make) -> None:
     scene = make(cards=[1])
     (region,) = scene.regions
     pod = scene.admit(region)
-    pod.active = False  # kubelet's records do not tell whose claim it is
+    pod.active = False  # kubelet's records do not say whose allocation it is
     scene.start(pod, AFU)
     with mock.patch.object(scene.operations.cgroups, "may_run_containers") as asked:
-        scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, pod.devices))
+        scene.plugin.call(lambda: scene.plugin.calls.poststop(REGIONS, pod.devices))
         settle(scene)
     assert not asked.called
     assert scene.condition(region) is Condition.BLANK
@@ -565,15 +565,15 @@ def test_a_region_that_is_to_be_looked_at_is_not_scrubbed(make) -> None:
     scene = make(cards=[1])
     (region,) = scene.regions
     pod = run(scene, region, AFU)
-    debug = Debug(region, pod.uid, "space", "name", (), 600.0)
+    debug = DebugHold(region, pod.uid, "space", "name", (), 600.0)
     scene.plugin.call(
-        lambda: scene.ledger.allocations.started([scene.ledger.claims[region]], debug)
+        lambda: scene.ledger.device_plugin.started([scene.ledger.allocations[region]], debug)
     )
     scene.rack.done.clear()
     with mock.patch.object(scene.operations.cgroups, "may_live", return_value=False):
-        scene.plugin.call(lambda: scene.ledger.allocations.release([region]))
+        scene.plugin.call(lambda: scene.ledger.device_plugin.release([region]))
         settle(scene)
-        assert scene.ledger.debugs
+        assert scene.ledger.debug_holds
         assert not scene.rack.done
         scene.plugin.call(lambda: scene.ledger.work.end_debug([region]))
         look(scene, region)

@@ -16,6 +16,7 @@ def document(monkeypatch, tmp_path):
         page.write_text(f"before\n{module.BEGIN}old\n{module.END}after\n")
         monkeypatch.setattr(module, "PAGE", page)
         monkeypatch.setattr(module, "KEPT", tmp_path / "measured.json")
+        monkeypatch.setattr(module, "LISTING", tmp_path / "measured.txt")
         yield module
 
 
@@ -42,7 +43,9 @@ def test_the_block_is_replaced_and_what_stands_around_it_stays(document):
         in text
     )
     assert "| RSS at once, MiB | 31 | - |\n" in text
-    assert "dra, idle, RSS at once" in text
+    listing = document.LISTING.read_text()
+    assert listing.startswith("Measured on 23 November 2026. cores 2; load 0.5.\n")
+    assert "dra, idle, RSS at once" in listing
 
 
 def test_the_next_run_says_what_got_slower_or_larger(document):
@@ -80,10 +83,9 @@ def test_figures_of_another_machine_are_not_held_against_each_other(document):
 
 def test_what_the_trend_names_is_measured(document):
     """It names figures by their text, and has `-` for one that is not there."""
-    text = (ROOT / "docs" / "performance.md").read_text()
-    block = text.partition(document.BEGIN)[2].partition(document.END)[0]
+    listing = (ROOT / "benchmarks" / "measured.txt").read_text()
     for _, name, _ in document._TREND:
-        assert f"\n  {name}  " in block, name
+        assert f"\n  {name}  " in listing, name
 
 
 def test_the_projects_page_has_the_block(document):

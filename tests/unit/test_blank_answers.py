@@ -60,7 +60,7 @@ def test_a_region_is_compared_with_the_blank_that_is_there(policy: ScrubPolicy) 
     assert afu_id(blanks) == BLANK
     assert store.asked == 1
     assert blanks.problem(INTERFACE) == ""
-    assert load(blanks) is IMAGE, "what is programmed is read anew"
+    assert load(blanks) is IMAGE, "what is programmed is read again"
     assert store.asked == 2
 
 

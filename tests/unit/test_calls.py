@@ -1,4 +1,4 @@
-"""Kubelet's calls around the gate (test_prestart.py): what each tells the rest of the plugin.
+"""Kubelet's calls around the gate (test_prestart.py): what each reports the rest of the plugin.
 
 Each of these broke without a fast test noticing (`make mutants`).
 """
@@ -13,7 +13,7 @@ from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, WHOLE, make_card
 from ledger_scene import Scene, scenes
 from ledger_world import AFUS, Cgroups, env_for
 
-from fpga_plugin.allocation.calls import Allocation, Caller
+from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.allocation.journal.records import Condition, Ownership
 from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.requests.identity import Identity
@@ -31,9 +31,9 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
+from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, Resource
 from fpga_plugin.kubernetes.cgroup import Cgroup
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.settings.values import CdiDevices, UnknownVariables
 
 OTHER_AFU = AFUS[1]
@@ -48,7 +48,7 @@ def scene() -> Iterator[Scene]:
 
 def call(scene: Scene, pod, env: Mapping[str, str], caller: Caller | None = None):
     return scene.plugin.begin(
-        scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0, caller)
+        scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0, caller)
     )
 
 
@@ -73,7 +73,7 @@ class Envs:
 
 
 def with_envs(scene: Scene, envs: Envs) -> Envs:
-    scene.plugin.claims._prestarts._envs = envs
+    scene.plugin.calls._prestarts._envs = envs
     return envs
 
 
@@ -90,7 +90,7 @@ def test_the_answer_has_what_every_regions_grant_says():
         )
         for n, region in enumerate(make_card(nodes=(0, 1)).regions)
     }
-    answer = Allocation.of(Resource.parse(REGIONS), grants)
+    answer = AllocateAnswer.of(Resource.parse(REGIONS), grants)
     assert answer.nodes == ("/dev/vfio/vfio", "/dev/vfio/0", "/dev/vfio/1")
     assert [mount.container_path for mount in answer.mounts] == ["/shared", "/own/0", "/own/1"]
     assert answer.envs[Resource.parse(REGIONS).variable] == "/dev/vfio/0,/dev/vfio/1"
@@ -135,35 +135,37 @@ def test_a_prestart_is_answered_before_kubelet_gives_up(time_left: float | None,
 
 
 def test_the_lists_and_resources_are_those_of_the_ledger(scene: Scene):
-    claims = scene.plugin.claims
-    assert claims.resources() == scene.plugin.lists.resources() != ()
-    assert {device.id for device in claims.devices(REGIONS)} == set(scene.regions)
+    allocations = scene.plugin.calls
+    assert allocations.resources() == scene.plugin.lists.resources() != ()
+    assert {device.id for device in allocations.devices(REGIONS)} == set(scene.regions)
 
 
 def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scene):
-    """Else a successor's claim gets its predecessor's pod."""
+    """Else a successor's allocation gets its predecessor's pod."""
     told: list[DeviceId] = []
     owners = SimpleNamespace(answered=told.extend)
-    scene.plugin.claims._owners = owners
+    scene.plugin.calls._owners = owners
     region = scene.regions[0]
     scene.admit(region)
     assert told == [region]
 
 
 def test_allocate_adds_the_cdi_devices_of_its_resource_and_nothing_else(scene: Scene):
-    claims, region = scene.plugin.claims, scene.regions[0]
-    bare = scene.plugin.call(lambda: claims.allocate(REGIONS, [region]))
+    allocations, region = scene.plugin.calls, scene.regions[0]
+    bare = scene.plugin.call(lambda: allocations.allocate(REGIONS, [region]))
     assert bare.cdi_devices == ()
-    claims._cdi_devices = CdiDevices(((REGIONS, "vendor.com/opencl=board"), (WHOLE, "other/a=b")))
-    with_more = scene.plugin.call(lambda: claims.allocate(REGIONS, [region]))
+    allocations._cdi_devices = CdiDevices(
+        ((REGIONS, "vendor.com/opencl=board"), (WHOLE, "other/a=b"))
+    )
+    with_more = scene.plugin.call(lambda: allocations.allocate(REGIONS, [region]))
     assert with_more == replace(bare, cdi_devices=("vendor.com/opencl=board",))
 
 
-def test_a_poststop_for_another_resource_is_not_one_of_the_claims(scene: Scene):
+def test_a_poststop_for_another_resource_is_not_one_of_the_allocations(scene: Scene):
     """Invariant 7: PostStops that balance the PreStarts let the region be scrubbed."""
     region = scene.regions[0]
     scene.start(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.plugin.claims.poststop(WHOLE, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.poststop(WHOLE, [region]))
     scene.plugin.work()
     assert scene.condition(region) is Condition.PROGRAMMED
 
@@ -171,7 +173,7 @@ def test_a_poststop_for_another_resource_is_not_one_of_the_claims(scene: Scene):
 def test_the_last_poststop_has_the_region_scrubbed(scene: Scene):
     region = scene.regions[0]
     scene.start(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.poststop(REGIONS, [region]))
     scene.plugin.work()
     assert scene.rack.slot(region).afu == BLANK
     assert scene.condition(region) is Condition.BLANK
@@ -186,7 +188,7 @@ def test_a_poststop_is_seen_though_its_card_is_being_looked_at(scene: Scene):
     scene.rack.lent = {first}
     scene.plugin.call(lambda: scene.plugin.queue.add(card_of(first)))
     assert scene.plugin.queue.busy(card_of(first)), "drivers are given back"
-    scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, [other]))
+    scene.plugin.call(lambda: scene.plugin.calls.poststop(REGIONS, [other]))
     scene.plugin.work()
     assert scene.rack.slot(other).afu == BLANK
 
@@ -205,7 +207,7 @@ def test_a_stock_kubelets_container_gets_what_its_pods_spec_asks_for(scene: Scen
     assert scene.rack.slot(region).afu == AFU
     assert envs.told == [("asked", pod.uid, (region,), True), ("started", "chosen", (region,))]
     assert caller.identity.container == "chosen"
-    assert not scene.ledger.allocations.sends_env
+    assert not scene.ledger.device_plugin.sends_env
 
 
 def test_once_kubelet_sends_environments_an_empty_one_means_no_request(scene: Scene):
@@ -221,7 +223,7 @@ def test_once_kubelet_sends_environments_an_empty_one_means_no_request(scene: Sc
 
 def test_a_refusal_is_told_to_whoever_asks_next_and_to_the_pod(scene: Scene):
     envs = with_envs(scene, Envs({"FPGA_REGION_0": "nonsense"}))
-    recorder = scene.plugin.claims._prestarts._recorder = mock.Mock()
+    recorder = scene.plugin.calls._prestarts._recorder = mock.Mock()
     region = scene.regions[0]
     scene.refused(call(scene, scene.admit(region), {}), InvalidRequestError)
     (_, (kind, container, devices, words)) = envs.told
@@ -232,11 +234,11 @@ def test_a_refusal_is_told_to_whoever_asks_next_and_to_the_pod(scene: Scene):
     assert isinstance(error, InvalidRequestError)
 
 
-def test_a_claim_that_ends_while_the_pods_spec_is_read_ends_the_call(scene: Scene):
+def test_an_allocation_that_ends_while_the_pods_spec_is_read_ends_the_call(scene: Scene):
     region = scene.regions[0]
 
     def deallocate() -> None:
-        scene.plugin.claims.deallocate(REGIONS, [region])
+        scene.plugin.calls.deallocate(REGIONS, [region])
 
     with_envs(scene, Envs(env_for([AFU]), deallocate))
     scene.refused(call(scene, scene.admit(region), {}), RefusedError, "ended before its container")
@@ -247,8 +249,8 @@ def test_a_successor_that_comes_while_the_pods_spec_is_read_ends_the_call(scene:
     region = scene.regions[0]
 
     def another_owner() -> None:
-        scene.ledger.allocations.release([DeviceId(region)])
-        scene.ledger.allocations.allocate(REGIONS, [region])
+        scene.ledger.device_plugin.release([DeviceId(region)])
+        scene.ledger.device_plugin.allocate(REGIONS, [region])
 
     with_envs(scene, Envs(env_for([AFU]), another_owner))
     scene.refused(call(scene, scene.admit(region), {}), NotFinishedError, "got another owner while")
@@ -256,12 +258,12 @@ def test_a_successor_that_comes_while_the_pods_spec_is_read_ends_the_call(scene:
     assert ("program", region, AFU) not in scene.rack.done
 
 
-def test_a_claim_of_which_one_region_was_used_is_not_the_pods_first(scene: Scene):
+def test_an_allocation_of_which_one_region_was_used_is_not_the_pods_first(scene: Scene):
     """An init container had the first; who comes first now is not known by that."""
     first, other, _ = scene.regions
     envs = with_envs(scene, Envs(env_for([AFU])))
     pod = scene.admit(first)
-    scene.plugin.call(lambda: scene.plugin.claims.allocate(REGIONS, [first, other]))
+    scene.plugin.call(lambda: scene.plugin.calls.allocate(REGIONS, [first, other]))
     for devices, fresh in [((first,), True), ((first, other), False)]:
         pod.devices = tuple(map(DeviceId, devices))
         envs.told.clear()
@@ -271,36 +273,36 @@ def test_a_claim_of_which_one_region_was_used_is_not_the_pods_first(scene: Scene
         assert envs.told[0] == ("asked", pod.uid, devices, fresh)
 
 
-def test_a_claim_that_kubelets_records_show_and_the_ledger_lacks_is_made(scene: Scene):
+def test_an_allocation_that_kubelets_records_show_and_the_ledger_lacks_is_made(scene: Scene):
     region = scene.regions[0]
     pod = scene.admit(region)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.plugin.work()
     pod.active = True
     scene.start(pod, AFU)
-    claim = scene.ledger.claims[DeviceId(region)]
-    assert claim.pod == pod.uid
-    assert claim.prestarts == 2, "this one, and one that nobody saw"
+    allocation = scene.ledger.allocations[DeviceId(region)]
+    assert allocation.pod == pod.uid
+    assert allocation.prestarts == 2, "this one, and one that nobody saw"
     assert scene.rack.slot(region).afu == AFU
 
 
 def test_a_device_that_nobody_is_known_to_have_is_handed_to_nobody(scene: Scene):
-    """Neither the ledger nor kubelet's records show a claim: the caller is anybody."""
+    """Neither the ledger nor kubelet's records show an allocation: the caller is anybody."""
     region = scene.regions[0]
     pod = scene.admit(region)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.plugin.work()
     pod.active = False
-    scene.refused(scene.prestart(pod, AFU), RefusedError, "no claim is known")
+    scene.refused(scene.prestart(pod, AFU), RefusedError, "no allocation is known")
     assert scene.rack.slot(region).afu == BLANK
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
 
 
-def test_a_pod_that_kubelets_records_do_not_show_starts_on_its_own_claim(scene: Scene):
+def test_a_pod_that_kubelets_records_do_not_show_starts_on_its_own_allocation(scene: Scene):
     pod = scene.admit(scene.regions[0])
     pod.active = False
     scene.start(pod, AFU)
-    assert scene.ledger.claims[pod.devices[0]].pod is None
+    assert scene.ledger.allocations[pod.devices[0]].pod is None
 
 
 CGROUP = Cgroup("/t", "/t/pod", 1, 2)
@@ -380,18 +382,18 @@ def test_to_close_is_to_wait_for_the_preparations_that_run(scene: Scene):
     region = scene.regions[0]
     task = scene.prestart(scene.admit(region), AFU)
     scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
-    closing = scene.plugin.begin(scene.plugin.claims.close())
+    closing = scene.plugin.begin(scene.plugin.calls.close())
     assert not closing.done()
     scene.plugin.work()
     assert closing.done()
     assert scene.condition(region) is Condition.PROGRAMMED
     task.cancel()
-    assert scene.plugin.claims._prestarts._tasks == set()
-    assert scene.plugin.claims._prestarts._preparations == {}
+    assert scene.plugin.calls._prestarts._tasks == set()
+    assert scene.plugin.calls._prestarts._preparations == {}
 
 
 def test_to_close_is_nothing_where_nothing_runs(scene: Scene):
-    closing = scene.plugin.begin(scene.plugin.claims.close())
+    closing = scene.plugin.begin(scene.plugin.calls.close())
     assert closing.done()
     closing.result()
 
@@ -401,7 +403,7 @@ def test_a_preparation_that_nobody_wants_any_more_does_not_expire_its_successors
     region, loop = scene.regions[0], scene.plugin.loop
     task = scene.prestart(scene.admit(region), AFU)
     scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.refused(task, RefusedError)
     loop._now += prestart.UNCLAIMED_FOR / 2
     begun = loop.time()
@@ -426,11 +428,11 @@ def test_an_expired_result_leaves_alone_what_changed_since(scene: Scene):
     assert scene.condition(other) is Condition.DIRTY
 
 
-def test_what_was_prepared_for_an_ended_claim_does_not_expire(scene: Scene):
+def test_what_was_prepared_for_an_ended_allocation_does_not_expire(scene: Scene):
     region = scene.regions[0]
     task = scene.prestart(scene.admit(region), AFU)
     scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.refused(task, RefusedError)
     while scene.plugin.loop.pass_time():
         pass
@@ -441,7 +443,7 @@ def test_what_was_prepared_for_an_ended_claim_does_not_expire(scene: Scene):
 
 
 def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_so(scene: Scene):
-    recorder = scene.plugin.claims._prestarts._wants._recorder = mock.Mock()
+    recorder = scene.plugin.calls._prestarts._targets._recorder = mock.Mock()
     region = scene.regions[0]
     pod = scene.admit(region)
     scene.start(pod, AFU)
@@ -455,7 +457,7 @@ def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_s
     assert (identity.pod, devices) == (pod.uid, (region,))
     assert "FPGA_NONSENSE" in words
 
-    scene.plugin.claims._prestarts._wants._unknown = UnknownVariables.REFUSE
+    scene.plugin.calls._prestarts._targets._unknown = UnknownVariables.REFUSE
     task = call(scene, pod, env_for([AFU]) | NOT_A_REQUEST)
     scene.plugin.work()
     assert isinstance(task.exception(), InvalidRequestError)

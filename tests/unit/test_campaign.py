@@ -48,7 +48,7 @@ def write_journal(folder: Path, *rows: tuple[str, str, object]) -> None:
 
 
 class Scene:
-    """A card of two regions, and what the checker is told of it."""
+    """A card of two regions, and what the checker is notified of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -114,8 +114,8 @@ def test_lives_in_which_all_is_well(scene):
     scene.checker.unharmed()
     scene.checker.died()
     idle = scene.journal(
-        ("claims", P0, {"started": True}),
-        ("claims", P1, {"started": True}),
+        ("allocations", P0, {"started": True}),
+        ("allocations", P1, {"started": True}),
         ("regions", P0, record("PROGRAMMED", OTHER)),
         ("regions", P1, record("PROGRAMMED", IMAGE)),
     )
@@ -210,7 +210,7 @@ def journalled_clean_and_dirty(scene):
 
 def journalled_as_another_image(scene):
     scene.runs()
-    rows = ("claims", P0, {"started": True}), ("regions", P0, record("PROGRAMMED", OTHER))
+    rows = ("allocations", P0, {"started": True}), ("regions", P0, record("PROGRAMMED", OTHER))
     scene.journal(*rows)
 
 
@@ -220,11 +220,11 @@ def claim_not_journalled(scene):
 
 
 def claimed_twice(scene):
-    scene.journal(("claims", CARD, {}), ("claims", P1, {}))
+    scene.journal(("allocations", CARD, {}), ("allocations", P1, {}))
 
 
 def a_row_that_grew(scene):
-    scene.journal(("holders", "a", {"pods": ["b" * 36] * 1000}))
+    scene.journal(("claim_owners", "a", {"pods": ["b" * 36] * 1000}))
 
 
 def programmed_by_a_restart(scene):
@@ -261,8 +261,8 @@ def damaged(scene):
         (healthy_card_with_memory, "2: memory"),
         (journalled_clean_and_dirty, "4: the journal"),
         (journalled_as_another_image, "9: .* the journal says"),
-        (claim_not_journalled, "9: the journal has no claim"),
-        (claimed_twice, "1: .* is claimed as"),
+        (claim_not_journalled, "9: the journal has no allocation"),
+        (claimed_twice, "1: .* is allocated as"),
         (a_row_that_grew, "9: a row of the journal has grown"),
         (programmed_by_a_restart, "9: .* a restart programmed it"),
         (damaged, "the journal cannot be opened"),
@@ -288,7 +288,7 @@ def test_a_deliberate_bug_fits_the_code(name):
 
 def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim():
     rows = {"a": {"devices": [P0]}, "b": {"devices": [P1]}, "c": {"devices": [CARD]}}
-    found = checking.Snapshot(holders=rows)
+    found = checking.Snapshot(claim_owners=rows)
     assert found.of_others("a") == {P1, CARD}
     assert found.of_others("z") == {P0, P1, CARD}
 
@@ -314,7 +314,7 @@ def test_no_journal_is_spoilt_while_only_it_knows_what_a_prepared_claim_has():
         assert not side.exposed()
         side.kubelet.wipe()
         assert side.exposed()
-        # Kubelet asks for it anew, and has no answer yet: its record names no device.
+        # Kubelet asks for it again, and has no answer yet: its record names no device.
         side.kubelet.keep(*entry)
         assert side.exposed()
         side.kubelet.keep(*entry, [answer])
@@ -393,7 +393,7 @@ def test_a_row_of_schema_3_has_a_claims_pods_and_a_regions_former_ones(tmp_path)
     write_journal(
         tmp_path,
         ("regions", P0, record("DIRTY")),
-        ("holders", "c", {"devices": [P1]}),
+        ("claim_owners", "c", {"devices": [P1]}),
         tenancy(P0, 1, "a", left=True),
         tenancy(P1, 2, "b"),
     )

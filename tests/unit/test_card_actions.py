@@ -16,12 +16,13 @@ from ledger_scene import Scene
 from ledger_support import tenancy
 from ledger_world import INSTANCES, Pod
 
-from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.actions import CardActions, CardState
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import CardProblem, PciFunction
-from fpga_plugin.ids import CardId, PciAddress, PodUid, RegionId
+from fpga_plugin.ids import CardId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
 
 
@@ -98,8 +99,8 @@ def former(scene: Scene) -> None:
 
 def kept(scene: Scene, until: float = 1e9) -> None:
     region = scene.regions[0]
-    debug = Debug(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", until)
-    commit(scene, Change(debugs={region: debug}))
+    debug = DebugHold(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", until)
+    commit(scene, Change(debug_holds={region: debug}))
 
 
 def undecided(scene: Scene) -> None:
@@ -167,7 +168,7 @@ def test_what_keeps_a_card_from_being_pulled(
         assert told.startswith(words.format(region))
     assert found.may_be_pulled == (not waits)
     assert (found.present, found.drained) == (True, way is not in_service)
-    assert [one.started for one in found.holders] == ([True] if way is owned else [])
+    assert [one.started for one in found.owners] == ([True] if way is owned else [])
 
 
 @pytest.mark.parametrize("way", [owned, unreconciled, former])
@@ -212,7 +213,7 @@ def test_an_owner_that_comes_while_it_waits_for_the_card_is_not_disturbed(scene:
     async def is_next() -> None:
         async with scene.operations.workers.lock(card(scene)):
             scene.ledger.hardware.set_drained(card(scene), drained=False)
-            scene.ledger.allocations.allocate(REGIONS, [scene.regions[0]])
+            scene.ledger.device_plugin.allocate(REGIONS, [scene.regions[0]])
 
     asked: Any = scene.plugin.begin(asks())
     scene.plugin.begin(is_next())
@@ -232,13 +233,13 @@ def unplug(scene: Scene) -> None:
     assert card(scene) not in scene.ledger.cards
 
 
-@pytest.mark.parametrize("by", ["drain", "rebinding", "claim", "nothing"])
+@pytest.mark.parametrize("by", ["drain", "rebinding", "allocation", "nothing"])
 def test_a_card_that_is_not_there_is_known_by_what_is_remembered_of_it(
     scene: Scene, by: str
 ) -> None:
-    """A pulled card's drain can be ended, and its claims are seen."""
+    """A pulled card's drain can be ended, and its allocations are seen."""
     drain(scene, drained=False)
-    if by == "claim":
+    if by == "allocation":
         scene.admit(scene.regions[0])
     unplug(scene)
     if by == "drain":
@@ -251,7 +252,7 @@ def test_a_card_that_is_not_there_is_known_by_what_is_remembered_of_it(
         return
     found = state(scene)
     assert (found.present, found.drained) == (False, by == "drain")
-    assert len(found.waits_for) == (by == "claim")
+    assert len(found.waits_for) == (by == "allocation")
     assert found.not_clean == ()
 
 
@@ -323,7 +324,7 @@ def test_what_is_kept_for_debugging_is_given_up_at_once(
 ) -> None:
     way(scene)
     done(scene, lambda actions: actions.release(card(scene)))
-    assert not scene.journal.snapshot.debugs
+    assert not scene.journal.snapshot.debug_holds
     writes = scene.journal.writes
     done(scene, lambda actions: actions.release(card(scene)))
     assert scene.journal.writes == writes

@@ -26,8 +26,9 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import CardHealth
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes import cgroup
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
+from fpga_plugin.kubernetes.names import PodUid
 
 UID = PodUid("7b9f0c5e-0d2a-4f7e-9a58-2f1f4f0b7c11")
 UNDERSCORED = UID.replace("-", "_")
@@ -437,7 +437,7 @@ def test_cgroups_that_do_not_tell_are_logged_once(v2):
     with capture_logs() as logs:
         assert pods.may_live(UID)
         assert pods.may_live(STATIC)
-    assert [line["event"] for line in logs] == ["cgroups do not tell whether a pod still runs"]
+    assert [line["event"] for line in logs] == ["cgroups do not say whether a pod still runs"]
 
 
 # ------------------------------------------------------------------ containers of a pod

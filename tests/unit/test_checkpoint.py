@@ -9,6 +9,7 @@ from grpclib.const import Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.kubelet import checkpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     Checkpoint,
@@ -48,7 +49,7 @@ def read(tmp_path):
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
         path = tmp_path / checkpoint.FILE_NAME
         path.write_bytes(raw)
-        return read_checkpoint(str(path), PREFIX)
+        return read_checkpoint(str(path), ours(PREFIX))
 
     return write_and_read
 
@@ -173,14 +174,14 @@ def test_a_torn_checkpoint_is_unreadable_wherever_it_is_torn(read):
 
 def test_no_file_means_no_entries(tmp_path):
     path = str(tmp_path / checkpoint.FILE_NAME)
-    assert read_checkpoint(path, PREFIX) == Checkpoint()
+    assert read_checkpoint(path, ours(PREFIX)) == Checkpoint()
     assert read_stamp(path) is None
 
 
 def test_no_directory_does_not_mean_no_entries(tmp_path):
     path = str(tmp_path / "not-mounted" / checkpoint.FILE_NAME)
     with pytest.raises(CheckpointUnreadableError, match="FPGA_PLUGIN_KUBELET_DIR"):
-        read_checkpoint(path, PREFIX)
+        read_checkpoint(path, ours(PREFIX))
     with pytest.raises(CheckpointUnreadableError, match="not-mounted"):
         read_stamp(path)
 
@@ -189,15 +190,15 @@ def test_anything_but_a_regular_file_is_unreadable(tmp_path):
     path = tmp_path / checkpoint.FILE_NAME
     path.mkdir()
     with pytest.raises(CheckpointUnreadableError):
-        read_checkpoint(str(path), PREFIX)
+        read_checkpoint(str(path), ours(PREFIX))
     path.rmdir()
     os.mkfifo(path)
     with pytest.raises(CheckpointUnreadableError, match="is no file"):
-        read_checkpoint(str(path), PREFIX)
+        read_checkpoint(str(path), ours(PREFIX))
     path.unlink()
     path.symlink_to(path.name)
     with pytest.raises(CheckpointUnreadableError):
-        read_checkpoint(str(path), PREFIX)
+        read_checkpoint(str(path), ours(PREFIX))
     with pytest.raises(CheckpointUnreadableError):
         read_stamp(str(path))
 
@@ -222,7 +223,7 @@ def test_the_stamp_tells_a_rewrite_even_of_the_same_content(read, tmp_path):
     fresh = tmp_path / ".tmp"
     fresh.write_bytes(path.read_bytes())
     fresh.rename(path)
-    second = read_checkpoint(str(path), PREFIX)
+    second = read_checkpoint(str(path), ours(PREFIX))
     assert second.entries == first.entries
     assert second.stamp != first.stamp
     assert read_stamp(str(path)) == second.stamp

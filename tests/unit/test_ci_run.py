@@ -213,7 +213,7 @@ def test_while_tiers_run_what_each_said_last_is_told_once_a_minute(tmp_path):
 
 
 def test_a_tier_that_is_not_done_in_its_minutes_is_told_so(tmp_path):
-    """Also one that has to be killed, which timeout tells by another exit code."""
+    """Also one that has to be killed, which timeout reports by another exit code."""
     for name, end in (("gentle", "exit 1"), ("hard", "")):
         stay = f"trap '{end}' TERM; while :; do sleep 0.1; done"
         targets = {"demo": f"@exec bash -c {shlex.quote(stay)}"}

@@ -1,4 +1,4 @@
-"""What a claim's file tells the container runtime: its own nodes, to those who asked for them.
+"""What a claim's file reports the container runtime: its own nodes, to those who asked for them.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. When
 the file is there at all is in test_claim_files.py.
@@ -13,25 +13,26 @@ from typing import Any
 import pytest
 from doubles.cards import device, make_card
 from ledger_support import make_ledger
-from test_holders import POD, A, B, holder
+from test_dra_steps import POD, A, B, owner
 
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, nodes=(2, 3))
 DRIVER = "fpga.intel.com"
 
 
-def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[Holder, Any]:
+def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[ClaimOwner, Any]:
     ledger, _ = make_ledger(ONE, TWO)
-    asked = replace(holder(A, *devices), requests=requests)
-    claims = ledger.resource_claims.take(asked, [POD])
-    return ledger.holders[A], claims
+    asked = replace(owner(A, *devices), requests=requests)
+    claims = ledger.dra.take(asked, [POD])
+    return ledger.claim_owners[A], claims
 
 
 @pytest.fixture
-def region() -> tuple[Holder, tuple[Claim, ...]]:
+def region() -> tuple[ClaimOwner, tuple[Allocation, ...]]:
     return taken(device(ONE, 0), requests={device(ONE, 0): ("fpga",)})
 
 
@@ -76,7 +77,7 @@ def test_a_container_gets_the_nodes_of_its_requests_and_no_others(tmp_path: Path
 
 
 def test_a_container_finds_all_devices_of_a_request_as_by_the_first_door(tmp_path: Path) -> None:
-    """Whichever of them the runtime injects last: a program of that door runs here unchanged."""
+    """Whichever of them the runtime injects last: a program of that api runs here unchanged."""
     one, two, card = device(ONE, 1), device(ONE, 0), device(TWO)
     CdiFiles(str(tmp_path), DRIVER).write(
         *taken(one, two, card, requests=dict.fromkeys((one, two, card), ("fpga",)))
@@ -136,13 +137,13 @@ def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(
 ) -> None:
     """A file that stays lets containers start with what became somebody else's."""
     files = CdiFiles(str(tmp_path), DRIVER)
-    files.remove(files.path(A))
+    files.remove(files.path(A), A)
     files.write(*region)
-    files.remove(files.path(A))
+    files.remove(files.path(A), A)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / f"k8s.{DRIVER}-claim_{A}.json").mkdir()
     with pytest.raises(CdiError, match="cannot be removed"):
-        files.remove(files.path(A))
+        files.remove(files.path(A), A)
 
 
 def test_a_directory_is_made_and_what_cannot_be_written_is_told(

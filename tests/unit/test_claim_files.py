@@ -1,21 +1,22 @@
-"""Invariant 10 by the second door: a claim's file is there while its nodes lead where they did."""
+"""Invariant 10 by the second api: a claim's file is there while its nodes lead where they did."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
 from doubles.cards import AFU, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, reopened
-from test_holders import POD, A, B, holder, prepare
+from test_dra_steps import POD, A, B, owner, prepare
 
-from fpga_plugin.allocation.journal.records import Claim, Holder
+from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
 SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
@@ -33,8 +34,8 @@ class Directory:
 
     def write(self, ledger: Ledger, *uids: ClaimUid) -> None:
         for uid in uids:
-            known = ledger.holders[uid]
-            self.files.write(known, [ledger.claims[one] for one in known.devices])
+            known = ledger.claim_owners[uid]
+            self.files.write(known, [ledger.allocations[one] for one in known.devices])
 
     def begin(self, ledger: Ledger, then: Callable[[], None] | None = None) -> None:
         """A start of the plugin, and what comes `then`, until nothing is left to do."""
@@ -72,7 +73,7 @@ def again(journal: MemoryJournal, *cards: Card) -> Ledger:
 
 def test_a_start_writes_the_files_of_what_is_as_it_was(cdi: Directory):
     ledger = again(prepared(), ONE, TWO)
-    assert not ledger.resource_claims.fallen(ledger.holders[A])
+    assert not ledger.dra.preparation_error(ledger.claim_owners[A])
     cdi.begin(ledger)
     assert cdi.shown() == {A, B}
 
@@ -83,10 +84,10 @@ def test_cards_that_swapped_their_numbers_while_the_plugin_was_away_start_no_con
     journal = prepared()
     cdi.write(reopened(journal), A, B)
     ledger = again(journal, *SWAPPED)
-    assert "device numbering changed" in ledger.resource_claims.fallen(ledger.holders[A])
+    assert "device numbering changed" in ledger.dra.preparation_error(ledger.claim_owners[A])
     cdi.begin(ledger)
     assert cdi.shown() == set()
-    assert not ledger.resource_claims.is_prepared(ledger.holders[A])
+    assert not ledger.dra.is_prepared(ledger.claim_owners[A])
 
 
 @pytest.mark.parametrize("cards", [(ONE, TWO), SWAPPED])
@@ -102,7 +103,7 @@ def test_cards_that_went_and_came_back_start_no_container(cdi: Directory, cards)
 
     cdi.begin(ledger, replug)
     assert cdi.shown() == set()
-    assert not any(map(ledger.resource_claims.is_prepared, ledger.holders.values()))
+    assert not any(map(ledger.dra.is_prepared, ledger.claim_owners.values()))
     found_again = again(ledger._journal, *cards)  # type: ignore[arg-type]
     cdi.begin(found_again)
     assert cdi.shown() == set()
@@ -113,7 +114,7 @@ def test_a_card_that_is_seen_late_takes_nothing_from_its_claim(cdi: Directory):
 
     def late() -> None:
         assert cdi.shown() == {A}
-        assert ledger.resource_claims.is_prepared(ledger.holders[B])
+        assert ledger.dra.is_prepared(ledger.claim_owners[B])
         found(ledger, TWO, AFU)
 
     cdi.begin(ledger, late)
@@ -122,7 +123,7 @@ def test_a_card_that_is_seen_late_takes_nothing_from_its_claim(cdi: Directory):
 
 def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Directory):
     ledger, _ = make_ledger(ONE, TWO)
-    ledger.resource_claims.adopt_holder(holder(A, device(ONE, 0)), [POD])
+    ledger.dra.adopt_claim(owner(A, device(ONE, 0)), [POD])
     cdi.write(ledger, A)
     cdi.begin(ledger)
     assert cdi.shown() == {A}
@@ -131,10 +132,10 @@ def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Dir
 
 
 def test_what_was_adopted_and_has_no_file_gets_none(cdi: Directory):
-    """Nobody knows what its region holds: no container starts on it before it is prepared anew."""
+    """Nobody knows what its region holds: no container starts on it before it is prepared again."""
     ledger, _ = make_ledger(ONE, TWO)
-    ledger.resource_claims.adopt_holder(holder(A, device(ONE, 0)), [POD])
-    cdi.begin(ledger, lambda: ledger.resource_claims.join(A, ()))
+    ledger.dra.adopt_claim(owner(A, device(ONE, 0)), [POD])
+    cdi.begin(ledger, lambda: ledger.dra.join(A, ()))
     assert cdi.shown() == set()
 
 
@@ -146,10 +147,10 @@ def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
     monkeypatch.setattr("fpga_plugin.dra.files.RETRY_SECONDS", 0.01)
     remove, failures = cdi.files.remove, [OSError(28, "no space"), OSError(30, "read-only")]
 
-    def failing(uid: ClaimUid) -> None:
+    def failing(path: str, uid: ClaimUid) -> None:
         if failures:
             raise CdiError(str(failures.pop()))
-        remove(uid)
+        remove(path, uid)
 
     monkeypatch.setattr(cdi.files, "remove", failing)
     cdi.begin(ledger, lambda: ledger.hardware.card_gone(ONE.id))
@@ -162,10 +163,12 @@ def meanwhile(
     """What happens while the next files are written, each time before the thread is done."""
     write, left = cdi.files.write, [*steps]
 
-    def slow(known: Holder, claims: Iterable[Claim]) -> None:
+    def slow(
+        known: ClaimOwner, claims: Iterable[Allocation], cards: Mapping[DeviceId, Card]
+    ) -> None:
         if left:
             left.pop(0)()
-        write(known, claims)
+        write(known, claims, cards)
 
     monkeypatch.setattr(cdi.files, "write", slow)
 
@@ -177,8 +180,8 @@ def test_the_file_of_a_claim_that_is_withdrawn_while_it_is_written_does_not_stay
     meanwhile(
         cdi,
         monkeypatch,
-        lambda: ledger.resource_claims.unprepared(A),
-        lambda: ledger.resource_claims.end_holder(B),
+        lambda: ledger.dra.unprepared(A),
+        lambda: ledger.dra.end_claim(B),
     )
     cdi.begin(ledger)
     assert cdi.shown() == set()
@@ -188,10 +191,10 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_written_has_that_of_its
     cdi: Directory, monkeypatch: pytest.MonkeyPatch
 ):
     ledger = again(prepared(), ONE, TWO)
-    ledger.resource_claims.end_holder(B)
+    ledger.dra.end_claim(B)
     meanwhile(cdi, monkeypatch, lambda: prepare(ledger, TWO, 0, A))
-    answered = asyncio.run(ClaimFiles(ledger, cdi.files).settle(A, anew=True))
-    assert answered == ledger.holders[A]
+    answered = asyncio.run(ClaimFiles(ledger, cdi.files).settle(A, again=True))
+    assert answered == ledger.claim_owners[A]
     (path,) = cdi.path.glob(f"*{A}.json")
     assert device_name(device(TWO, 0)) in path.read_text()
     assert device_name(device(ONE, 0)) not in path.read_text()

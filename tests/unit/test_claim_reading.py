@@ -15,8 +15,8 @@ from fpga_plugin.dra import claim as claim_module
 from fpga_plugin.dra.claim import (
     EXTENDED,
     MAX_RESULTS,
+    ClaimReader,
     ClaimRef,
-    Claims,
     NoSuchClaimError,
     ResourceClaim,
     read_claim,
@@ -28,9 +28,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import ClaimUid, PodUid
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 
 DRIVER, NODE = "fpga.intel.com", "node-a"
 REF = ClaimRef(ClaimUid("claim-a"), "space", "claim")
@@ -249,7 +248,7 @@ def ask(
         yield server
 
     monkeypatch.setattr(claim_module, "session", session)
-    claims = Claims(None, driver=DRIVER, node=NODE, named=named.append)
+    claims = ClaimReader(None, driver=DRIVER, node=NODE, named=named.append)
     try:
         return server, asyncio.run(claims.get(ref)), named
     except NoSourceError as error:

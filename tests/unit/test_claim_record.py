@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import OTHER, A, B, ClaimScene, ref
+from test_claim_lifecycle import OTHER, A, B, ClaimScene, ref
 
+from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.ledger import card_of
-from fpga_plugin.allocation.resource_claims import HeldError
-from fpga_plugin.cards.prepare import FormerOwnerRunsError
+from fpga_plugin.cards.prepare import TenancyActiveError
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
-from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import ClaimUid
 
 DRIVER = "fpga.intel.com"
 
@@ -60,7 +61,7 @@ class RecordScene(ClaimScene):
         return bool(task.result())
 
     def restart(self) -> None:
-        """Another life of the plugin, up to where kubelet's record is about to be read."""
+        """Another run of the plugin, up to where kubelet's record is about to be read."""
         self.plugin.end()
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
@@ -105,8 +106,8 @@ def test_a_claim_that_the_journal_lost_is_adopted_with_its_file_before_anything_
     assert scene.look()
     scene.plugin.work()
     assert scene.plugin.queue.synced
-    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1"}
-    assert scene.ledger.claims[DeviceId(one)].exposed
+    assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-1"}
+    assert scene.ledger.allocations[DeviceId(one)].missed_prestart
     assert scene.file(A), "its containers may start again"
     assert scene.file(B) == "", "that of a claim which nobody knows"
     assert not [what for what in scene.rack.done if one in what]
@@ -146,8 +147,8 @@ def test_the_record_tells_of_further_pods_of_a_claim(scene: RecordScene) -> None
     scene.prepared()
     scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-7")
     scene.look()
-    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-7"}
-    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-1", "pod-7"}
+    assert scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
 
 
 def test_a_claim_that_has_ended_is_not_begun_anew_by_an_old_record(scene: RecordScene) -> None:
@@ -158,9 +159,9 @@ def test_a_claim_that_has_ended_is_not_begun_anew_by_an_old_record(scene: Record
     scene.unprepare()
     scene.write({A: (name(region),)}, "pod-9")
     scene.look()
-    assert scene.ledger.holders[A].ended
-    assert "pod-9" not in scene.ledger.pods_of(scene.ledger.holders[A].devices)
-    assert DeviceId(region) not in scene.ledger.claims
+    assert scene.ledger.claim_owners[A].ended
+    assert "pod-9" not in scene.ledger.pods_of(scene.ledger.claim_owners[A].devices)
+    assert DeviceId(region) not in scene.ledger.allocations
 
 
 def test_what_the_record_names_is_adopted_whatever_the_plugin_knows_of_its_card(
@@ -175,12 +176,12 @@ def test_what_the_record_names_is_adopted_whatever_the_plugin_knows_of_its_card(
     scene.rack.done.clear()
     assert scene.look()
     assert scene.ledger.pods_of([DeviceId(one)]) == {"pod-1"}
-    assert scene.ledger.claims[DeviceId(one)].used
+    assert scene.ledger.allocations[DeviceId(one)].used
     assert "claim adopted" in scene.logged
     scene.allocated(B, one, pods=("pod-b",))
     task = scene.prepare(B)
     scene.pass_time(task.done)
-    assert isinstance(task.exception(), HeldError)
+    assert isinstance(task.exception(), DeviceOwnedError)
     scene.allocated(B, other, pods=("pod-b",))
     assert scene.prepared(B), "the rest is served"
     assert not [what for what in scene.rack.done if one in what]
@@ -201,7 +202,7 @@ def test_a_claim_is_not_adopted_if_all_its_pods_are_known_to_be_gone(
     scene.rack.slot(scene.regions[0]).opens.add("somebody")
     scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-2")
     assert scene.look()
-    assert bool(scene.ledger.holders) is not knows
+    assert bool(scene.ledger.claim_owners) is not knows
     assert bool(scene.file(A)) is not knows, "no container starts with what is given to others"
     if knows:
         task = scene.unprepare(A)
@@ -221,11 +222,11 @@ def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
         scene.write({A: (name(region),)}, f"pod-{number}")
         assert scene.look()
         assert scene.ledger.pods_of([DeviceId(region)]) == {f"pod-{number}"}
-    kept = scene.ledger.resource_claims.tenancies_of_holder(A)
+    kept = scene.ledger.dra.tenancies_of_claim(A)
     assert {one.pod for one in kept} == {"pod-1", "pod-5"}, "pod-1 runs, whatever kubelet says"
     ghost.running = False
     assert scene.look()
-    assert {one.pod for one in scene.ledger.resource_claims.tenancies_of_holder(A)} == {"pod-5"}
+    assert {one.pod for one in scene.ledger.dra.tenancies_of_claim(A)} == {"pod-5"}
     kept = [one for one in scene.journal.snapshot.tenancies.values() if one is not None]
     assert {one.pod for one in kept} == {"pod-5"}
 
@@ -251,8 +252,8 @@ def test_a_record_that_was_read_around_a_call_is_read_once_more(scene: RecordSce
 
 
 def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
-    """Between two containers a pod's cgroup is empty, and where none is seen nothing tells: what
-    has fallen is not prepared again under the pods that kubelet's record names."""
+    """Between two containers a pod's cgroup is empty, and where none is seen nothing reports it:
+    what has preparation_error is not prepared again under the pods that kubelet's record names."""
     region = scene.regions[0]
     scene.allocated(A, region)
     scene.prepared()
@@ -266,7 +267,7 @@ def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
     scene.allocated(A, region, pods=("pod-2",))
     task = scene.prepare()
     scene.pass_time(task.done)
-    with pytest.raises(FormerOwnerRunsError, match="pod-1 runs with it"):
+    with pytest.raises(TenancyActiveError, match="pod-1 runs with it"):
         task.result()
     assert scene.rack.done == []
     scene.write({A: (name(region),)}, "pod-2")
@@ -290,7 +291,7 @@ def test_what_cannot_be_adopted_keeps_its_card_back_and_no_other(scene: RecordSc
     assert scene.ledger.record(one).condition is not Condition.BLANK
     scene.write({A: (name(one),)})
     assert scene.look()
-    assert A in scene.ledger.holders
+    assert A in scene.ledger.claim_owners
     assert not scene.ledger.unreconciled
 
 
@@ -303,13 +304,13 @@ def test_a_record_of_a_card_that_is_not_there_yet_is_kept_for_it(scene: RecordSc
     scene.pod("pod-1")
     scene.write({A: (name(one),)})
     scene.look()
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners
     board.present = True
     scene.plugin.begin(scene.plugin.hardware.scan())
     scene.plugin.work()
     assert scene.reconciler._wake.is_set(), "the record is looked at again"
     scene.look()
-    assert A in scene.ledger.holders
+    assert A in scene.ledger.claim_owners
 
 
 def test_what_cannot_be_adopted_keeps_all_its_cards_back(scene: RecordScene) -> None:
@@ -333,7 +334,7 @@ def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regio
     scene.pod("pod-1")
     scene.write({B: (name(one),), A: (name(card_of(one)),)})
     assert scene.look()
-    assert {*scene.ledger.holders} == {B}
+    assert {*scene.ledger.claim_owners} == {B}
     assert "claim not adopted" in scene.logged
     scene.reconciler._wake.clear()
     task = scene.unprepare(A)
@@ -346,7 +347,7 @@ def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regio
     assert task.result() is None
     assert scene.ledger.record(two).condition is Condition.BLANK
     assert not [what for what in scene.rack.done if one in what], "the older claim has it"
-    assert {*scene.ledger.holders} == {B}
+    assert {*scene.ledger.claim_owners} == {B}
     scene.write({B: (name(one),)})
     assert scene.look()
     assert not scene.ends.over | scene.ends.recorded.keys() - {B}, "kubelet has written it down"
@@ -383,7 +384,7 @@ def test_the_end_of_a_claim_that_the_journal_has_begins_before_kubelets_record_i
     assert card_of(one) in scene.ledger.unreconciled
     task = scene.unprepare(A)
     scene.plugin.work()
-    assert scene.ledger.holders[A].ended, "a plugin that dies here knows it at its next start"
+    assert scene.ledger.claim_owners[A].ended, "a plugin that dies here knows it at its next start"
     assert scene.file(A) == ""
     assert not task.done()
     scene.write({})
@@ -421,12 +422,12 @@ def test_a_claim_that_has_ended_is_not_begun_anew_where_the_journal_lost_rows(
     scene.pod("pod-1")
     scene.unprepare()
     scene.plugin.work()
-    assert scene.ledger.holders[A].ended
+    assert scene.ledger.claim_owners[A].ended
     scene.restart()
     scene.write({A: (name(region),)})
     assert scene.look()
-    assert scene.ledger.holders[A].ended
-    assert not scene.ledger.claims
+    assert scene.ledger.claim_owners[A].ended
+    assert not scene.ledger.allocations
 
 
 def test_a_card_of_which_nobody_knew_who_has_it_is_scrubbed_once_that_is_known(
@@ -481,7 +482,7 @@ def test_a_claim_of_which_a_damaged_journal_lost_nothing_stays_prepared(
     scene.write({A: (name(scene.regions[0]),)})
     scene.restart()
     assert scene.look()
-    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
     assert not scene.ledger.unreconciled
 
 
@@ -490,12 +491,12 @@ def test_of_a_claim_that_the_journal_has_the_journal_tells_what_it_is(scene: Rec
     one, two = scene.regions[:2]
     scene.allocated(A, one, two)
     scene.prepared()
-    del scene.journal.snapshot.claims[DeviceId(one)]
+    del scene.journal.snapshot.allocations[DeviceId(one)]
     scene.write({A: (name(one),)})
     scene.restart()
     assert scene.look()
-    assert scene.ledger.holders[A].devices == (one, two)
-    assert set(scene.ledger.claims) == {one, two}
+    assert scene.ledger.claim_owners[A].devices == (one, two)
+    assert set(scene.ledger.allocations) == {one, two}
 
 
 # ------------------------------------------------------------------ claims that kubelet lost
@@ -511,7 +512,7 @@ def lost(scene: RecordScene) -> RecordScene:
 
 
 def over(scene: RecordScene) -> bool:
-    return A not in scene.ledger.holders or scene.ledger.holders[A].ended
+    return A not in scene.ledger.claim_owners or scene.ledger.claim_owners[A].ended
 
 
 def test_a_claim_that_kubelet_lost_ends_once_it_is_over_and_its_pods_are_gone(
@@ -532,7 +533,7 @@ def test_a_claim_that_kubelet_lost_ends_once_it_is_over_and_its_pods_are_gone(
     lost.plugin.work()
     assert lost.ledger.record(lost.regions[0]).condition is Condition.BLANK
     lost.look()
-    assert not lost.ledger.holders, "nobody asks for its end: it is forgotten"
+    assert not lost.ledger.claim_owners, "nobody asks for its end: it is forgotten"
 
 
 @pytest.mark.parametrize("answer", ["reserved", "for something else", "away"])
@@ -547,7 +548,7 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
     lost.look()
     assert not over(lost)
     if answer == "reserved":
-        assert "pod-5" in lost.ledger.pods_of(lost.ledger.holders[A].devices), (
+        assert "pod-5" in lost.ledger.pods_of(lost.ledger.claim_owners[A].devices), (
             "it is waited for at the end"
         )
 
@@ -612,8 +613,8 @@ def test_a_claim_that_is_forgotten_while_another_lost_one_is_asked_after_ends_no
 
     def meanwhile(asked: Any) -> object:
         for uid in (A, B):
-            lost.plugin.call(functools.partial(lost.ledger.resource_claims.end_holder, uid))
-            lost.plugin.call(functools.partial(lost.ledger.resource_claims.forget_holder, uid))
+            lost.plugin.call(functools.partial(lost.ledger.dra.end_claim, uid))
+            lost.plugin.call(functools.partial(lost.ledger.dra.forget_claim, uid))
         return read(asked)
 
     monkeypatch.setattr(lost.server, "_read", meanwhile)
@@ -621,7 +622,7 @@ def test_a_claim_that_is_forgotten_while_another_lost_one_is_asked_after_ends_no
     lost.plugin.work()
     assert task.result()
     assert lost.server.asked == [A]
-    assert not lost.ledger.holders
+    assert not lost.ledger.claim_owners
 
 
 def test_nobody_gets_what_a_lost_claim_has_before_its_file_is_removed(
@@ -656,13 +657,13 @@ def test_what_an_ended_claim_had_is_scrubbed_before_it_is_forgotten(scene: Recor
     scene.write({})
     scene.plugin.work()
     scene.look()
-    assert scene.ledger.holders[A].ended
+    assert scene.ledger.claim_owners[A].ended
     assert scene.reconciler._waits
     assert "kubelet's record lacks a claim" not in scene.logged, "it was not lost: it ended"
     pod.running = False
     scene.pass_time(lambda: scene.ledger.record(scene.regions[0]).condition is Condition.BLANK)
     scene.look()
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners
     assert not scene.reconciler._waits
 
 
@@ -686,6 +687,6 @@ def test_a_journal_that_cannot_be_written_forgets_nothing_and_ends_no_look(
     scene.journal.failing = 1
     assert scene.look()
     assert "claim cannot be ended" in scene.logged
-    assert scene.ledger.holders[A].ended
+    assert scene.ledger.claim_owners[A].ended
     scene.look()
-    assert not scene.ledger.holders
+    assert not scene.ledger.claim_owners

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from ledger_scene import scenes
-from test_claim_life import A
+from test_claim_lifecycle import A
 from test_claim_record import RecordScene, name
-from test_holders import LATER, POD
-from test_holders import A as CLAIM
+from test_dra_steps import LATER, POD
+from test_dra_steps import A as CLAIM
 from test_lost_claims import World
 
 from fpga_plugin.dra import reconcile
@@ -132,9 +132,9 @@ def test_the_end_of_a_scrub_that_is_awaited_is_such_a_word(scene: RecordScene) -
     scene.write({})
     scene.plugin.begin(scene.reconciler.run())
     scene.plugin.work()
-    assert scene.ledger.holders[A].ended
+    assert scene.ledger.claim_owners[A].ended
     pod.running = False
-    scene.pass_time(lambda: A not in scene.ledger.holders)
+    scene.pass_time(lambda: A not in scene.ledger.claim_owners)
 
 
 def test_a_life_that_ends_hears_of_nothing_more(scene: RecordScene) -> None:
@@ -159,8 +159,8 @@ def test_a_claim_that_cannot_be_forgotten_now_is_forgotten_later(scene: RecordSc
     scene.journal.failing = 1
     scene.plugin.begin(scene.reconciler.run())
     scene.plugin.work()
-    assert A in scene.ledger.holders
-    scene.pass_time(lambda: A not in scene.ledger.holders)
+    assert A in scene.ledger.claim_owners
+    scene.pass_time(lambda: A not in scene.ledger.claim_owners)
 
 
 def test_what_kubelet_writes_is_noticed(tmp_path: Path) -> None:
@@ -179,7 +179,9 @@ def test_what_kubelet_writes_is_noticed(tmp_path: Path) -> None:
             told = path.read_text().replace(POD, LATER)
             path.with_name("new").write_text(told)
             path.with_name("new").replace(path)
-        return LATER in world.ledger.pods_of(world.ledger.holders[CLAIM].devices)
+        return LATER in world.ledger.pods_of(world.ledger.claim_owners[CLAIM].devices)
 
     world.play(learnt)
-    assert world.ledger.pods_of(world.ledger.holders[CLAIM].devices) == {LATER}, "it alone is named"
+    assert world.ledger.pods_of(world.ledger.claim_owners[CLAIM].devices) == {LATER}, (
+        "it alone is named"
+    )

@@ -1,8 +1,8 @@
-"""Traces of the checked model of DRA (docs/model/claims.pml), replayed step by step on its door.
+"""Traces of the checked model of DRA (docs/model/claims.pml), replayed step by step on its api.
 
-As `test_model` does for the other door: after each step what the plugin knows and what is on the
-cards has to be what the model says. ClaimLife, ClaimReconciler and the claims' files are the real
-ones; kubelet's calls, its record and the API server are the trace's.
+As `test_model` does for the other api: after each step what the plugin knows and what is on the
+cards has to be what the model says. ClaimLifecycle, ClaimReconciler and the claims' files are the
+real ones; kubelet's calls, its record and the API server are the trace's.
 """
 
 import asyncio
@@ -35,12 +35,13 @@ from fpga_plugin.dra.claim import (
 )
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.regionconfig import RegionConfig
-from fpga_plugin.ids import BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 from fpga_plugin.settings.settings import Mode, ScrubPolicy
 
-TRACES = sorted((ROOT / "docs/model/traces/claims").glob("*.txt"))
+TRACES = sorted((ROOT / "tests/traces/claims").glob("*.txt"))
 BLANK_CLAIM = 2
 """The claim that asks for no bitstream, as in the model."""
 
@@ -167,24 +168,24 @@ class Replay:
             Images(),
             self.journal,
             scrub=ScrubPolicy.REQUIRED,
-            door={
+            api={
                 "mode": Mode.DRA,
                 "node_name": "node-a",
                 "cdi_dir": str(self.folder / "cdi"),
                 "kubelet_root": str(self.folder),
             },
         )
-        door = self.plugin.door
-        assert door is not None
-        self.life, self.reconciler = door.life, door.reconciler
-        self.life.seconds = 1e9
+        api = self.plugin.dra
+        assert api is not None
+        self.lifecycle, self.reconciler = api.lifecycle, api.reconciler
+        self.lifecycle.seconds = 1e9
         server: Any = Server(self)
         permission: Any = Anything()
-        self.life._claims = self.reconciler._claims = server
-        self.life._permission = permission
+        self.lifecycle._claims = self.reconciler._claims = server
+        self.lifecycle._permission = permission
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.finish(door._files.begin())
+        self.finish(api._files.begin())
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Do it all, its threads included."""
@@ -291,7 +292,7 @@ class Replay:
 
     def step_prepare(self, claim: int, _: int) -> None:
         self.recorded.setdefault(claim, {})  # it has no devices before it is answered
-        self.call(claim, self.life.prepare(ClaimRef(uid(claim), "n", f"c{claim}")))
+        self.call(claim, self.lifecycle.prepare(ClaimRef(uid(claim), "n", f"c{claim}")))
 
     def step_claim_read(self, claim: int, _: int) -> None:
         for _ in range(100):
@@ -317,19 +318,19 @@ class Replay:
             self.end_of(jobs[0])
 
     def prepared(self, claim: int) -> bool:
-        holder = self.plugin.ledger.holders.get(uid(claim))
-        return holder is not None and self.plugin.ledger.resource_claims.is_prepared(holder)
+        owner = self.plugin.ledger.claim_owners.get(uid(claim))
+        return owner is not None and self.plugin.ledger.dra.is_prepared(owner)
 
     def step_leave(self, claim: int, _: int) -> None:
         """It lets go of its only device, and goes on to where it may take the other."""
-        (had,) = self.plugin.ledger.holders[uid(claim)].devices
+        (had,) = self.plugin.ledger.claim_owners[uid(claim)].devices
         for _ in range(100):
             if jobs := self.jobs(claim):
                 self.end_of(jobs[0])
             else:
                 self.plugin.loop.pass_time()  # until it is tried again
-            if uid(claim) not in self.plugin.ledger.holders:
-                assert had not in self.plugin.ledger.claims
+            if uid(claim) not in self.plugin.ledger.claim_owners:
+                assert had not in self.plugin.ledger.allocations
                 return
         raise AssertionError("it does not let go of what it had")
 
@@ -356,7 +357,7 @@ class Replay:
         self.recorded[claim] = {device_name(self.allocated_to(claim)): ("fpga",)}
 
     def allocated_to(self, claim: int) -> DeviceId:
-        (device,) = self.plugin.ledger.holders[uid(claim)].devices
+        (device,) = self.plugin.ledger.claim_owners[uid(claim)].devices
         return device
 
     def step_prepared_lost(self, claim: int, _: int) -> None:
@@ -369,7 +370,7 @@ class Replay:
         self.cancel(claim)
 
     def step_unprepare(self, claim: int, _: int) -> None:
-        self.call(claim, self.life.unprepare(ClaimRef(uid(claim), "n", f"c{claim}")))
+        self.call(claim, self.lifecycle.unprepare(ClaimRef(uid(claim), "n", f"c{claim}")))
         self.ended(claim)
 
     def step_unprepared(self, claim: int, _: int) -> None:
@@ -387,7 +388,7 @@ class Replay:
             return self.record()
 
         with mock.patch.object(reconcile, "read_record", read):
-            self.finish(self.reconciler._end_if_over(self.plugin.ledger.holders[uid(claim)]))
+            self.finish(self.reconciler._end_if_over(self.plugin.ledger.claim_owners[uid(claim)]))
         self.ended(claim)
 
     step_part = step_end_lost
@@ -401,7 +402,7 @@ class Replay:
         gone = known_gone(self.plugin.operations.cgroups, pods)
         stale = {each for each, one in record.items() if one.pods and one.pods <= gone}
         self.plugin.call(
-            lambda: self.reconciler._adopt(record, stale - self.plugin.ledger.holders.keys())
+            lambda: self.reconciler._adopt(record, stale - self.plugin.ledger.claim_owners.keys())
         )
         self.plugin.call(self.plugin.queue.sync)
         for each, one in record.items():
@@ -463,23 +464,19 @@ class Replay:
         """As the model prints it, but for the work that is under way."""
         ledger, said = self.plugin.ledger, []
         for claim in (1, 2, 3):
-            holder = ledger.holders.get(uid(claim))
-            if holder is None:
+            owner = ledger.claim_owners.get(uid(claim))
+            if owner is None:
                 said.append("C000000")
                 continue
-            (device,) = holder.devices
+            (device,) = owner.devices
             index = self.devices.index(device)
-            if holder.ended:
+            if owner.ended:
                 said.append(f"C3{index}0000")
                 continue
-            prepared = ledger.resource_claims.is_prepared(holder)
-            used = ledger.claims[device].used
-            known = bits(ledger.pods_of(holder.devices)) >> 2 * (claim - 1)
-            users = {
-                one.pod
-                for one in ledger.resource_claims.tenancies_of_holder(holder.uid)
-                if one.used
-            }
+            prepared = ledger.dra.is_prepared(owner)
+            used = ledger.allocations[device].used
+            known = bits(ledger.pods_of(owner.devices)) >> 2 * (claim - 1)
+            users = {one.pod for one in ledger.dra.tenancies_of_claim(owner.uid) if one.used}
             had = bits(users) >> 2 * (claim - 1)
             file = prepared and any((self.folder / "cdi").glob(f"*{uid(claim)}.json"))
             said.append(f"C{1 + prepared:d}{index}{used:d}{known}{had}{file:d}")
@@ -492,7 +489,7 @@ class Replay:
                 f"R{CONDITIONS.index(record.condition)}-{pods}-{on_it}"
                 f"{tenants(slot.data)}{slot.held is not None:d}"
             )
-        said.append(f"D{self.card in ledger.debts:d}{tenants(self.board.memory)}")
+        said.append(f"D{self.card in ledger.memory_clear_pending:d}{tenants(self.board.memory)}")
         return said
 
 
@@ -576,10 +573,10 @@ def joined(replay: Replay, happens: Any) -> Any:
     replay.step_prepare(1, 0)
     replay.step_claim_read(1, 0)
     replay.cancel(1)
-    (work,) = replay.life._work.values()
+    (work,) = replay.lifecycle._work.values()
     happens()
     replay.step_prepare(1, 0)
-    assert replay.life._work == {uid(1): work}, "it has joined"
+    assert replay.lifecycle._work == {uid(1): work}, "it has joined"
     return answered(replay, 1)
 
 

@@ -1,6 +1,6 @@
 """What a tenant's image may have caused stops nobody who would mend it, and only him.
 
-An accelerator that hangs reads all ones, as a card that is off the bus does; its port tells them
+An accelerator that hangs reads all ones, as a card that is off the bus does; its port reports them
 apart. PCI Express errors stay noted in the card's FME until somebody clears them.
 """
 
@@ -52,7 +52,7 @@ def tenant(scene: Scene, region: RegionId) -> Pod:
 
 def leave(scene: Scene, pod: Pod) -> None:
     pod.active = False
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(pod.resource, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(pod.resource, pod.devices))
     scene.plugin.work()
 
 

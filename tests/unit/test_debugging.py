@@ -8,7 +8,7 @@ import pytest
 from doubles.cards import AFU, REGIONS, WHOLE, device, make_card
 from ledger_support import found, make_ledger, make_lists, reopened, scrub, shown
 
-from fpga_plugin.allocation.journal.records import Condition, Debug
+from fpga_plugin.allocation.journal.records import Condition, DebugHold
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards import debugging as debugging_module
@@ -21,16 +21,16 @@ from fpga_plugin.cards.debugging import (
     parse_keep,
 )
 from fpga_plugin.errors import NoSourceError, RefusedError
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet import podsapi
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State
 
 CARD = make_card(1)
 P0, P1 = device(CARD, 0), device(CARD, 1)
 R0 = RegionId(P0)
 POD = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
-ASKED = Debug(RegionId(""), POD, "tenant", "compress", ("app",), 600.0)
+ASKED = DebugHold(RegionId(""), POD, "tenant", "compress", ("app",), 600.0)
 
 
 def started(debug=ASKED, at=P0, uid=POD, ledger=None):
@@ -38,18 +38,18 @@ def started(debug=ASKED, at=P0, uid=POD, ledger=None):
     journal = None
     if ledger is None:
         ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [at])
-    ledger.allocations.prestart_seen([at])
-    ledger.allocations.bind_pod([at], uid)
+    ledger.device_plugin.allocate(REGIONS, [at])
+    ledger.device_plugin.prestart_seen([at])
+    ledger.device_plugin.bind_pod([at], uid)
     ledger.work.working([RegionId(at)])
     ledger.work.programmed(RegionId(at), AFU)
-    ledger.allocations.started([ledger.claims[at]], replace(debug, pod=uid))
+    ledger.device_plugin.started([ledger.allocations[at]], replace(debug, pod=uid))
     return ledger, journal
 
 
 def kept(until=1000.0):
     ledger, journal = started()
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
     ledger.work.keep(R0, until)
     return ledger, journal
@@ -57,13 +57,13 @@ def kept(until=1000.0):
 
 def test_it_is_nobodys_and_given_to_nobody():
     ledger, _ = kept()
-    assert ledger.region_claim(R0) is None
+    assert ledger.region_allocation(R0) is None
     assert ledger.record(R0).condition is Condition.DIRTY
     assert shown(make_lists(ledger), REGIONS) == {P0: False, P1: True}
     assert shown(make_lists(ledger), WHOLE) == {CARD.id: False}
     for resource, name in ((REGIONS, P0), (WHOLE, CARD.id)):
         with pytest.raises(RefusedError, match="p0 is kept for debugging as pod tenant/compress"):
-            ledger.allocations.allocate(resource, [name])
+            ledger.device_plugin.allocate(resource, [name])
     assert ledger.others_owned(CARD.id, [RegionId(P1)])  # its card's memory is left alone
     assert not ledger.others_owned(CARD.id, [R0])
 
@@ -71,10 +71,10 @@ def test_it_is_nobodys_and_given_to_nobody():
 def test_it_outlives_the_plugin_but_not_the_boot():
     _, journal = kept()
     ledger = reopened(journal, CARD)
-    assert ledger.kept(R0) is not None
+    assert ledger.debug_hold(R0) is not None
     ledger = reopened(journal, CARD, boot_id="another")
-    assert ledger.kept(R0) is None
-    assert R0 not in journal.snapshot.debugs
+    assert ledger.debug_hold(R0) is None
+    assert R0 not in journal.snapshot.debug_holds
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_it_outlives_the_plugin_but_not_the_boot():
     [
         lambda ledger: ledger.work.working([R0]),
         lambda ledger: ledger.hardware.card_gone(CARD.id),
-        lambda ledger: ledger.allocations.adopt(REGIONS, P0, POD, {}),
+        lambda ledger: ledger.device_plugin.adopt(REGIONS, P0, POD, {}),
         lambda ledger: ledger.work.end_debug([R0]),
     ],
     ids=["work", "card gone", "an owner that kubelet knows", "its end"],
@@ -90,25 +90,25 @@ def test_it_outlives_the_plugin_but_not_the_boot():
 def test_what_ends_it(ends):
     ledger, journal = kept()
     ends(ledger)
-    assert ledger.kept(R0) is None
-    assert not journal.snapshot.debugs
+    assert ledger.debug_hold(R0) is None
+    assert not journal.snapshot.debug_holds
 
 
 def test_before_it_is_decided_another_owner_may_have_it():
     ledger, journal = started()
-    ledger.allocations.release([P0])
-    ledger.allocations.allocate(REGIONS, [P0])
-    assert not journal.snapshot.debugs
+    ledger.device_plugin.release([P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    assert not journal.snapshot.debug_holds
 
 
 def test_before_it_is_decided_its_card_is_left_as_it_is():
     ledger, _ = started()
-    assert not ledger.kept_on(CARD.id)
-    ledger.allocations.release([P0])
-    assert ledger.kept(R0) is None
-    assert [one.region for one in ledger.kept_on(CARD.id)] == [R0]  # nobody rebinds it
+    assert not ledger.debug_holds_on(CARD.id)
+    ledger.device_plugin.release([P0])
+    assert ledger.debug_hold(R0) is None
+    assert [one.region for one in ledger.debug_holds_on(CARD.id)] == [R0]  # nobody rebinds it
     assert ledger.others_owned(CARD.id, [RegionId(P1)])  # nor clears its memory
-    assert not ledger.kept_on(CARD.id, but=[R0])
+    assert not ledger.debug_holds_on(CARD.id, but=[R0])
     ledger.work.end_debug([R0])
     assert not ledger.others_owned(CARD.id, [RegionId(P1)])
 
@@ -116,18 +116,18 @@ def test_before_it_is_decided_its_card_is_left_as_it_is():
 def test_the_start_of_another_container_forgets_what_failed():
     ledger, _ = started()
     ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
-    ledger.allocations.started([ledger.claims[P0]], ASKED)
-    assert not ledger.debugs[R0].failure
-    ledger.allocations.started([ledger.claims[P0]])
-    assert not ledger.debugs
+    ledger.device_plugin.started([ledger.allocations[P0]], ASKED)
+    assert not ledger.debug_holds[R0].failure
+    ledger.device_plugin.started([ledger.allocations[P0]])
+    assert not ledger.debug_holds
 
 
 def test_an_owner_that_a_journal_shows_wins():
     _, journal = started()
-    journal.snapshot.debugs[R0] = replace(ASKED, region=R0, until=1000.0)
+    journal.snapshot.debug_holds[R0] = replace(ASKED, region=R0, until=1000.0)
     ledger = reopened(journal, CARD)
-    assert not ledger.debugs
-    assert ledger.region_claim(R0) is not None
+    assert not ledger.debug_holds
+    assert ledger.region_allocation(R0) is not None
 
 
 # -------------------------------------------------------------------- the look at pods
@@ -164,7 +164,7 @@ class Pods:
 
     async def pod(self, _uid, _held):
         if self.answer is None:
-            raise NoSourceError("nobody tells")
+            raise NoSourceError("nobody reports")
         return self.answer
 
 
@@ -204,17 +204,17 @@ def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
     made, clock, operations = debugging(ledger, pod(ran(3)))
     assert operations.debugged == {R0}
     look(made)
-    assert ledger.kept(R0) is None  # its pod has it
-    ledger.allocations.release([P0])
+    assert ledger.debug_hold(R0) is None  # its pod has it
+    ledger.device_plugin.release([P0])
     look(made)
-    assert ledger.debugs[R0].until == 700.0
+    assert ledger.debug_holds[R0].until == 700.0
     assert made._recorder.told[-1][0] == "FpgaRegionKept"
     clock.now = 699.0
     look(made)
-    assert ledger.kept(R0) is not None
+    assert ledger.debug_hold(R0) is not None
     clock.now = 700.0
     look(made)
-    assert not ledger.debugs
+    assert not ledger.debug_holds
 
 
 def test_what_a_former_version_keeps_for_longer_is_kept_for_an_hour():
@@ -223,47 +223,47 @@ def test_what_a_former_version_keeps_for_longer_is_kept_for_an_hour():
     look(made)
     clock.now = 3699.0
     look(made)
-    assert ledger.kept(R0) is not None
+    assert ledger.debug_hold(R0) is not None
     clock.now = 3700.0
     look(made)
-    assert not ledger.debugs
+    assert not ledger.debug_holds
 
 
 def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
     ledger, _ = started()
     made, clock, _ = debugging(ledger, pod(ran(3), ended=False))
     look(made)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     made._pods.answer = None
     look(made)
-    assert not ledger.debugs[R0].until  # the status may come yet
+    assert not ledger.debug_holds[R0].until  # the status may come yet
     clock.now += DECIDE_SECONDS
     look(made)
-    assert ledger.kept(R0) is not None
+    assert ledger.debug_hold(R0) is not None
 
 
 @pytest.mark.parametrize(
     "answer",
     [None, pod(State(Phase.RUNNING), ended=False), pod(ended=False)],
-    ids=["nobody tells", "it runs", "it waits"],
+    ids=["nobody reports", "it runs", "it waits"],
 )
 def test_without_a_failure_it_is_scrubbed_soon(answer):
     ledger, _ = started()
     made, clock, _ = debugging(ledger, answer)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     look(made)
-    assert R0 in ledger.debugs
+    assert R0 in ledger.debug_holds
     clock.now += DECIDE_SECONDS
     look(made)
-    assert not ledger.debugs
+    assert not ledger.debug_holds
 
 
 def test_a_pod_that_ended_well_leaves_nothing():
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(0)))
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     look(made)
-    assert not ledger.debugs
+    assert not ledger.debug_holds
 
 
 def test_a_second_pods_region_is_not_kept():
@@ -271,22 +271,22 @@ def test_a_second_pods_region_is_not_kept():
     other = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
     started(at=P1, uid=other, ledger=ledger)
     made, _, _ = debugging(ledger, pod(ran(3)))
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     look(made)
-    ledger.allocations.release([P1])
+    ledger.device_plugin.release([P1])
     look(made)
-    assert [one.pod for one in ledger.debugs.values()] == [POD]
+    assert [one.pod for one in ledger.debug_holds.values()] == [POD]
     assert made._recorder.told[-1][0] == "FpgaRegionNotKept"
 
 
 def test_an_owner_that_came_while_the_status_was_read_is_left_alone():
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(3)))
-    ledger.allocations.release([P0])
-    before = ledger.debugs[R0]
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.release([P0])
+    before = ledger.debug_holds[R0]
+    ledger.device_plugin.allocate(REGIONS, [P0])
     made._look_at_owner(R0, before, "failed")
-    assert not ledger.debugs
+    assert not ledger.debug_holds
 
 
 @pytest.mark.parametrize("then", ["released", "another pod's", "another container's"])
@@ -296,7 +296,7 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
     started(at=P1, uid=other, ledger=ledger)
     r1 = RegionId(P1)
     if then != "another container's":
-        ledger.allocations.release([P1])
+        ledger.device_plugin.release([P1])
         ledger.work.keep(r1, 1e9)  # the setting was made shorter since
     made, _, _ = debugging(ledger, pod(ran(3)))
     tell = made._pods.pod
@@ -304,24 +304,26 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
     async def pod_then(uid, held):
         made._pods.pod = tell
         if then == "another container's":
-            ledger.allocations.started([ledger.claims[P0]], replace(ASKED, containers=("log",)))
+            ledger.device_plugin.started(
+                [ledger.allocations[P0]], replace(ASKED, containers=("log",))
+            )
         else:
             ledger.work.end_debug([r1])
             if then == "another pod's":
-                ledger.allocations.allocate(REGIONS, [P1])
-                ledger.allocations.started([ledger.claims[P1]], replace(ASKED, pod=POD))
-                ledger.allocations.release([P1])
+                ledger.device_plugin.allocate(REGIONS, [P1])
+                ledger.device_plugin.started([ledger.allocations[P1]], replace(ASKED, pod=POD))
+                ledger.device_plugin.release([P1])
                 ledger.work.keep(r1, 300.0)
         return await tell(uid, held)
 
     made._pods.pod = pod_then
     look(made)
     if then == "another container's":
-        assert not ledger.debugs[R0].failure
+        assert not ledger.debug_holds[R0].failure
     elif then == "another pod's":
-        assert (ledger.debugs[r1].pod, ledger.debugs[r1].until) == (POD, 300.0)
+        assert (ledger.debug_holds[r1].pod, ledger.debug_holds[r1].until) == (POD, 300.0)
     else:
-        assert r1 not in ledger.debugs
+        assert r1 not in ledger.debug_holds
 
 
 def test_the_next_look_is_when_a_time_is_up_however_long_the_interval():
@@ -331,7 +333,7 @@ def test_the_next_look_is_when_a_time_is_up_however_long_the_interval():
     assert made._until_look() == 3600.0  # its pod has it
     made._pods.answer = pod(ran(3), ended=False)
     look(made)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     made._pods.answer = None
     look(made)
     assert made._until_look() == DECIDE_SECONDS
@@ -362,7 +364,7 @@ def test_a_keep_ends_in_time_and_a_failing_journal_is_not_asked_without_a_pause(
         journal.failing = 0
         async with asyncio.timeout(10.0):
             runs = asyncio.create_task(made.run())
-            while ledger.debugs:  # noqa: ASYNC110  # it has no event
+            while ledger.debug_holds:  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.001)
         runs.cancel()
 
@@ -400,7 +402,7 @@ def wish(annotations, **allowed):
     ledger, _ = make_ledger(CARD)
     made, _, _ = debugging(ledger, pod(annotations=annotations), **allowed)
     identity = Identity(POD, frozenset({"app"}))
-    return asyncio.run(made.wish(identity, [P0])), made._recorder.told
+    return asyncio.run(made.requested(identity, [P0])), made._recorder.told
 
 
 @pytest.mark.parametrize(
@@ -426,10 +428,10 @@ def test_a_pod_of_a_namespace_that_is_not_allowed_pays_nothing():
     asked = {"fpga.intel.com/debug": "true"}
     made, _, _ = debugging(ledger, pod(annotations=asked), namespaces=("tenant",))
     of = Identity(POD, name=PodName("tenant", "compress"))
-    assert asyncio.run(made.wish(of, [P0])) is not None
+    assert asyncio.run(made.requested(of, [P0])) is not None
     made._pods = None  # nobody to ask
     of = Identity(POD, name=PodName("other", "compress"))
-    assert asyncio.run(made.wish(of, [P0])) is None
+    assert asyncio.run(made.requested(of, [P0])) is None
 
 
 def test_there_is_time_for_the_api_server_after_a_kubelet_that_does_not_answer():
@@ -456,7 +458,7 @@ def test_which_containers_count():
 def test_a_scrub_does_not_touch_it_and_a_found_card_is_the_same():
     ledger, _ = kept()
     found(ledger, CARD)
-    assert ledger.kept(R0) is not None
+    assert ledger.debug_hold(R0) is not None
     ledger.work.end_debug([R0])
     scrub(ledger, CARD)
     assert shown(make_lists(ledger), REGIONS) == {P0: True, P1: True}

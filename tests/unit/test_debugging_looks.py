@@ -51,7 +51,7 @@ def test_only_what_changes_on_its_card_is_a_reason_to_look():
     made._changed(None)
     found(ledger, make_card(2, nodes=(2, 3)))
     assert not made._something.is_set()
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert made._something.is_set()
 
 
@@ -62,14 +62,14 @@ def test_a_pod_is_asked_for_once_a_look_and_all_its_regions_are_kept():
     asked = counted(made)
     look(made)
     assert asked == [POD]
-    ledger.allocations.release([P0, P1])
+    ledger.device_plugin.release([P0, P1])
     look(made)
-    assert [ledger.debugs[r].until for r in ids(P0, P1)] == [700.0, 700.0]
+    assert [ledger.debug_holds[r].until for r in ids(P0, P1)] == [700.0, 700.0]
 
 
 @pytest.mark.parametrize("known", [None, PodName("tenant", "compress")])
 def test_who_is_asked_knows_what_the_pod_is_called(known):
-    """After a restart only the journal tells, and the API server is asked by the name."""
+    """After a restart only the journal reports, and the API server is asked by the name."""
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(3)))
     learnt = []
@@ -96,20 +96,20 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch):
 
     async def scene():
         async with asyncio.timeout(LIMIT):
-            assert await made.wish(identity, [P0]) is None
-            ledger.allocations.release([P0])
+            assert await made.requested(identity, [P0]) is None
+            ledger.device_plugin.release([P0])
             await made.look()
             clock.now += DECIDE_SECONDS
             await made.look()
 
     asyncio.run(scene())
-    assert not ledger.debugs
+    assert not ledger.debug_holds
 
 
 def test_a_pod_that_is_not_known_is_not_debugged():
     ledger, _ = make_ledger(CARD)
     made, _, _ = debugging(ledger, pod(annotations={"fpga.intel.com/debug": "true"}))
-    assert asyncio.run(made.wish(Identity(), [P0])) is None
+    assert asyncio.run(made.requested(Identity(), [P0])) is None
 
 
 def test_a_value_that_means_nothing_is_told_to_its_pod():
@@ -125,22 +125,22 @@ def test_the_time_in_which_a_status_may_come_begins_anew_with_each_owner(seen):
     """Else the next owner's failure, which its status shows a moment later, would be lost."""
     ledger, _ = started()
     made, clock, _ = debugging(ledger)
-    ledger.allocations.release([P0])
-    look(made)  # nobody tells yet
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.release([P0])
+    look(made)  # nobody reports yet
+    ledger.device_plugin.allocate(REGIONS, [P0])
     if seen == "free":
         look(made)
-        ledger.allocations.release([P0])
+        ledger.device_plugin.release([P0])
     started(ledger=ledger)
     if seen == "owned":
         look(made)
     clock.now += 2 * DECIDE_SECONDS
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     look(made)
-    assert R0 in ledger.debugs
+    assert R0 in ledger.debug_holds
     made._pods.answer = pod(ran(3))
     look(made)
-    assert ledger.kept(R0) is not None
+    assert ledger.debug_hold(R0) is not None
 
 
 def test_a_burst_of_changes_causes_one_look_and_nothing_causes_none(monkeypatch):

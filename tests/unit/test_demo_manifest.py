@@ -6,7 +6,7 @@ import yaml
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.demo.scheduling import UnschedulableError, effective_requests, schedule
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubernetes.names import ResourceName
 
 PREFIX = "fpga.intel.com"
 REGIONS = ResourceName(f"{PREFIX}/region-ce48969398f05f33946d560708be108a")

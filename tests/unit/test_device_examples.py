@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from fpga_plugin.allocation.calls import Allocation
+from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import RegionId, Resource
 
@@ -54,7 +54,7 @@ def run(nodes: Path, *command: str | Path, **env: str) -> subprocess.CompletedPr
 
 
 def given(grant: Grant) -> dict[str, str]:
-    return dict(Allocation.of(RESOURCE, {REGION: grant}).envs)
+    return dict(AllocateAnswer.of(RESOURCE, {REGION: grant}).envs)
 
 
 @pytest.mark.parametrize("grant", [PORT, GROUPS], ids=str)

@@ -19,13 +19,14 @@ from ledger_support import (
     start,
 )
 from msgspec import UNSET
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.journal.records import Tenancy
 from fpga_plugin.allocation.journal.rows import statements
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid
 
 POD, NEXT = PodUid("pod-a"), PodUid("pod-b")
 CARD, OTHER = make_card(1, major=240), make_card(2, nodes=(2, 3), major=240)
@@ -34,8 +35,8 @@ R0, R1, R2 = CARD.regions[0], CARD.regions[1], OTHER.regions[0]
 
 
 def own(ledger: Ledger, one: DeviceId, pod: PodUid = POD) -> None:
-    ledger.allocations.allocate(REGIONS, [one])
-    ledger.allocations.bind_pod([one], pod)
+    ledger.device_plugin.allocate(REGIONS, [one])
+    ledger.device_plugin.bind_pod([one], pod)
     start(ledger, one)
 
 
@@ -64,13 +65,13 @@ def test_a_region_with_a_living_pods_number_is_given_to_nobody() -> None:
     assert ledger.strangers(R2)
     assert not listed(ledger, P2)
     with pytest.raises(RefusedError, match="is also open to the pod"):
-        ledger.allocations.allocate(REGIONS, [P2])
-    ledger.allocations.release([P0])
+        ledger.device_plugin.allocate(REGIONS, [P2])
+    ledger.device_plugin.release([P0])
     with pytest.raises(RefusedError, match="and may still run"):
-        ledger.allocations.allocate(REGIONS, [P2])
-    ledger.allocations.end_tenancies(ledger.tenancies.left(R0.id))
+        ledger.device_plugin.allocate(REGIONS, [P2])
+    ledger.device_plugin.end_tenancies(ledger.tenancies.left(R0.id))
     scrub(ledger, OTHER)
-    assert ledger.allocations.allocate(REGIONS, [P2])
+    assert ledger.device_plugin.allocate(REGIONS, [P2])
 
 
 def test_a_card_whose_fme_has_a_living_pods_number_is_given_to_nobody() -> None:
@@ -84,7 +85,7 @@ def test_a_card_whose_fme_has_a_living_pods_number_is_given_to_nobody() -> None:
     for region in (R0, R1):
         assert {one.pod for one in ledger.strangers(region)} == {NEXT}
     with pytest.raises(RefusedError, match="is also open to the pod that was given"):
-        ledger.obstacles.check_grants(ledger.claims[P1])
+        ledger.obstacles.check_grants(ledger.allocations[P1])
 
 
 def test_a_pod_whose_container_starts_again_has_the_number_of_before_and_that_of_now() -> None:
@@ -92,14 +93,14 @@ def test_a_pod_whose_container_starts_again_has_the_number_of_before_and_that_of
     ledger, _ = make_ledger(CARD, OTHER)
     own(ledger, P0)
     found(ledger, make_card(1, major=239))
-    ledger.obstacles.check_grants(ledger.claims[P0])
+    ledger.obstacles.check_grants(ledger.allocations[P0])
     assert only(ledger).numbers == ("239:0", "240:0")
 
 
 def test_a_pod_that_is_done_gets_no_new_number() -> None:
     ledger, _ = make_ledger(CARD)
     own(ledger, P0)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     found(ledger, make_card(1, major=239))
     assert only(ledger).numbers == ("240:0",)
 
@@ -110,14 +111,14 @@ def test_a_row_without_numbers_is_read_and_gets_those_that_its_nodes_have(*, lef
     ledger, journal = make_ledger(make_card(1))
     own(ledger, P0)
     if left:
-        ledger.allocations.release([P0])
+        ledger.device_plugin.release([P0])
     assert only(ledger).numbers is UNSET
     rows = [row for _, of in statements(journal.snapshot) for row in of]
     assert not any("numbers" in value for *_, value in rows)
     again = reopened(journal, CARD)
     assert only(again).numbers == ("240:0",)
     if not left:
-        again.obstacles.check_grants(again.claims[P0])
+        again.obstacles.check_grants(again.allocations[P0])
 
 
 def test_in_another_boot_a_pod_has_the_numbers_of_this_one() -> None:
@@ -136,7 +137,7 @@ def test_a_number_that_shows_only_when_the_region_is_held_counts_from_then_on() 
     own(ledger, P2, NEXT)
     ledger.hardware.numbered({R2.id: {"/dev/dfl-port.2": "240:0"}})
     with pytest.raises(RefusedError, match="the device number of region"):
-        ledger.obstacles.check_grants(ledger.claims[P2])
+        ledger.obstacles.check_grants(ledger.allocations[P2])
     (one,) = (each for each in ledger.tenancies.values() if each.pod == NEXT)
     assert one.numbers == ("240:0",)
 
@@ -146,7 +147,7 @@ def test_numbers_hold_in_memory_where_they_cannot_be_written() -> None:
     ledger = Ledger(
         prefix="fpga.intel.com", journal=journal, snapshot=journal.snapshot, boot_id="b"
     )
-    ledger.allocations.kubelet_epoch("life 1")
+    ledger.device_plugin.kubelet_found("life 1")
     found(ledger, make_card(1))
     scrub(ledger, CARD)
     own(ledger, P0)
@@ -159,10 +160,10 @@ def test_numbers_hold_in_memory_where_they_cannot_be_written() -> None:
 def test_what_a_pod_had_by_another_number_stays_in_its_hands_after_a_scrub() -> None:
     ledger, _ = make_ledger(CARD)
     own(ledger, P0)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     found(ledger, make_card(1, major=239))
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
     scrub(ledger, make_card(1, major=239), 0)
     assert [one.numbers for one in ledger.tenancies.left(R0.id)] == [("240:0",)]
 
@@ -172,13 +173,13 @@ def test_a_prepared_resourceclaim_is_withdrawn_while_its_regions_number_is_anoth
     ledger, _ = make_ledger(CARD, OTHER)
     own(ledger, P2)
     prepare(ledger, CARD, 0)
-    assert not ledger.resource_claims.misled(ledger.holders[A])
+    assert not ledger.dra.grant_error(ledger.claim_owners[A])
     first, second = CARD.regions
     found(
         ledger,
         replace(CARD, regions=(replace(first, numbers={"/dev/dfl-port.0": "240:2"}), second)),
     )
-    assert "is also open to the pod" in ledger.resource_claims.misled(ledger.holders[A])
+    assert "is also open to the pod" in ledger.dra.grant_error(ledger.claim_owners[A])
 
 
 def test_a_tenancys_numbers_outlive_the_plugin() -> None:

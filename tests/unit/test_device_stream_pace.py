@@ -7,13 +7,14 @@ from doubles import LIMIT
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.deviceplugin.device_stream import AT_ONCE, PAUSE, DeviceStreams
 from fpga_plugin.deviceplugin.encoding import encode_list
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 RESOURCE = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
 
 
 class Calls:
-    """As much of `ClaimService` as a stream needs."""
+    """As much of `DevicePluginService` as a stream needs."""
 
     def __init__(self):
         self.generation = 0

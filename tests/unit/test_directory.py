@@ -14,8 +14,8 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.sources import PodSources
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Pod, PodSourceError, Variable
 from fpga_plugin.observability.view import learn_names
 
@@ -154,14 +154,14 @@ def test_no_value_of_a_variable_is_kept_but_requests() -> None:
 # ------------------------------------------------------------------ names of owners
 
 
-def owners(listed: Kubelet, *claims: tuple[DeviceId, PodUid]) -> tuple[Ledger, PodDirectory]:
+def owners(listed: Kubelet, *allocations: tuple[DeviceId, PodUid]) -> tuple[Ledger, PodDirectory]:
     journal = MemoryJournal()
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="")
     ledger.hardware.card_found(CARD, {}, None)
-    ledger.allocations.reconciled([CARD.id])
-    for one, uid in claims:
-        ledger.allocations.allocate(REGIONS, [one])
-        ledger.allocations.bind_pod([one], uid)
+    ledger.device_plugin.reconciled([CARD.id])
+    for one, uid in allocations:
+        ledger.device_plugin.allocate(REGIONS, [one])
+        ledger.device_plugin.bind_pod([one], uid)
     return ledger, of(listed)
 
 
@@ -181,10 +181,10 @@ def test_a_name_that_was_told_while_the_device_changed_hands_is_nobodys(heir) ->
     ledger, pods = owners(listed, (P0, A))
 
     def change_hands() -> None:
-        ledger.allocations.release([P0])
+        ledger.device_plugin.release([P0])
         if heir is not None:
-            ledger.allocations.allocate(REGIONS, [P0])
-            ledger.allocations.bind_pod([P0], heir)
+            ledger.device_plugin.allocate(REGIONS, [P0])
+            ledger.device_plugin.bind_pod([P0], heir)
 
     listed.on_call = change_hands
     asyncio.run(learn_names(ledger, pods))

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -87,7 +87,7 @@ def test_every_relative_link_and_its_anchor_lead_somewhere(page):
         ("#nowhere", "no such heading"),
         ("../elsewhere.md", "leads out of the repository"),
         ("/etc/passwd", "leads out of the repository"),
-        ("docs/install.md#upgrade", ""),
+        ("docs/install.md#uninstall", ""),
         ("https://keepachangelog.com/en/1.1.0/", ""),
     ],
 )
@@ -95,9 +95,38 @@ def test_a_link_that_leads_nowhere_is_noticed(link, why):
     assert broken("README.md", link) == why
 
 
-def test_every_page_of_the_docs_is_linked_from_the_readme():
-    linked = {urlsplit(link).path for link in links("README.md")}
-    assert {page for page in PAGES if page.startswith("docs/")} - linked == set()
+def pages_of(nav: object) -> list[str]:
+    """The pages that a part of the site's navigation leads to."""
+    if isinstance(nav, str):
+        return [nav]
+    entries = nav.values() if isinstance(nav, dict) else nav
+    assert isinstance(entries, Iterable)
+    return [page for entry in entries for page in pages_of(entry)]
+
+
+def test_the_site_leads_to_every_page_of_the_docs_once():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    documents = sorted(page for page in PAGES if page.startswith("docs/"))
+    assert sorted(f"docs/{page}" for page in pages_of(site["nav"])) == documents
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_a_page_of_the_site_shows_as_it_does_in_the_repository(page):
+    """The site has no other files of the repository, and begins a list after an empty line only."""
+    outside = [
+        link
+        for link in links(page)
+        if not urlsplit(link).scheme and normpath(PurePosixPath(page).parent / link)[:5] != "docs/"
+    ]
+    assert outside == [], "name the file as code, without a link"
+    blocks = [block for block in parsed(page) if block.level <= 1 and block.map]
+    joined = [
+        after.map
+        for before, after in pairwise(blocks)
+        if before.type == "inline" and before.map[1] == after.map[0]
+        if after.type in {"bullet_list_open", "ordered_list_open"}
+    ]
+    assert joined == [], "put an empty line before the list"
 
 
 def test_every_page_that_code_or_a_message_names_is_there():
@@ -136,9 +165,9 @@ def test_every_make_target_that_a_page_names_is_there(page):
     assert {name for line in commands for name in line.split()} - targets() == set()
 
 
-def test_every_tier_of_ci_is_explained_to_contributors():
+def test_every_tier_of_ci_is_explained():
     tiers = re.findall(r"(?m)^  '([\w.-]+) [0-9]+", (ROOT / ".ci/run").read_text())
-    explained = set(re.findall(r"(?m)^\| `make ([\w.-]+)` \|", PAGES["CONTRIBUTING.md"]))
+    explained = set(re.findall(r"(?m)^\| `make ([\w.-]+)` \|", PAGES["docs/testing.md"]))
     assert tiers
     assert set(tiers) - explained == set()
 
@@ -148,10 +177,3 @@ def test_the_runbook_says_what_to_do_about_every_alert_and_about_no_other():
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
     section = PAGES["docs/runbook.md"].partition("\n## Alerts\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"(?m)^\| `(\w+)` \|", section)) == alerts
-
-
-def test_each_feature_beside_the_peers_has_its_file():
-    rows = [line for line in (ROOT / "docs/features.md").read_text().splitlines() if "`" in line]
-    named = {path for row in rows for path in re.findall(r"`([a-z_]+/[^`]*)`", row)}
-    assert len(named) > 25
-    assert not [path for path in sorted(named) if not (ROOT / path).exists()]

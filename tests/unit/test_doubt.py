@@ -4,32 +4,33 @@ from dataclasses import replace
 
 import msgspec
 from doubles.cards import AFU, BLANK, REGIONS, WHOLE, device, make_card
-from test_unwritten import holder
+from test_unwritten import owner
 
 from fpga_plugin.allocation.journal.doubt import doubted, of_schema_3
 from fpga_plugin.allocation.journal.records import (
+    Allocation,
     Change,
-    Claim,
     Condition,
-    Epoch,
+    Fact,
     RegionRecord,
     Tenancy,
     TenancyKey,
     TenantImage,
 )
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))
 R0, R1, R2, R3 = (region.id for card in (CARD, OTHER) for region in card.regions)
 FORMER, OWNER = PodUid("pod-0"), PodUid("pod-2")
-UID = ClaimUid("claim-a")
+UID = ClaimUid("allocation-a")
 
 
-def claim(of: DeviceId, resource: ResourceName = REGIONS, *, number: int = 1) -> Claim:
+def allocation(of: DeviceId, resource: ResourceName = REGIONS, *, number: int = 1) -> Allocation:
     grants = {RegionId(of): Grant((f"/dev/{of}",))} if resource == REGIONS else {}
-    return Claim(of, resource, grants, pod=OWNER, generation=number)
+    return Allocation(of, resource, grants, pod=OWNER, number=number)
 
 
 def tenancy(region: RegionId, number: int, pod: PodUid | None = OWNER, **how: bool) -> Tenancy:
@@ -43,23 +44,23 @@ def by_key(*tenancies: Tenancy) -> dict[TenancyKey, Tenancy | None]:
 def test_nothing_that_gives_trust_is_believed_and_nothing_else_is_lost() -> None:
     """Invariant 4."""
     told = Change(
-        epochs={Epoch.BOOT: "boot"},
+        facts={Fact.BOOT: "boot"},
         regions={
             R0: RegionRecord(R0, Condition.BLANK, "", BLANK),
             R1: RegionRecord(R1, Condition.FAULTED, "so"),
             R2: RegionRecord(R2, Condition.PROGRAMMED, "", AFU),
             R3: RegionRecord(R3, Condition.DIRTY, "so"),
         },
-        holders={UID: replace(holder(UID, device(OTHER)), boot="boot")},
+        claim_owners={UID: replace(owner(UID, device(OTHER)), boot="boot")},
         images={TenantImage(R0, AFU): True},
         drained={CARD.id: True},
-        debts={CARD.id: True},
+        memory_clear_pending={CARD.id: True},
         rebinding={OTHER.id: True},
         resources={REGIONS: True},
-        strays={device(CARD, 0): 2},
+        pending_poststops={device(CARD, 0): 2},
     )
     found = doubted(told, "so")
-    assert found.epochs == {Epoch.BOOT: "boot", Epoch.LOST: "so"}
+    assert found.facts == {Fact.BOOT: "boot", Fact.LOST: "so"}
     reason = "the journal is in doubt: so"
     assert found.regions == {
         R0: RegionRecord(R0, Condition.DIRTY, reason),
@@ -67,21 +68,21 @@ def test_nothing_that_gives_trust_is_believed_and_nothing_else_is_lost() -> None
         R2: RegionRecord(R2, Condition.DIRTY, reason),
         R3: told.regions[R3],
     }
-    assert found.holders == {UID: holder(UID, device(OTHER))}
+    assert found.claim_owners == {UID: owner(UID, device(OTHER))}
     unknown = {TenantImage(region, None) for region in (R0, R1, R2, R3)}
     assert found.images.keys() == {TenantImage(R0, AFU)} | unknown
-    for kind in ("drained", "debts", "rebinding", "resources", "strays"):
+    for kind in ("drained", "memory_clear_pending", "rebinding", "resources", "pending_poststops"):
         assert getattr(found, kind) == getattr(told, kind), kind
 
 
-def test_a_container_of_any_claim_may_have_started_and_every_tenancy_be_used() -> None:
+def test_a_container_of_any_allocation_may_have_started_and_every_tenancy_be_used() -> None:
     """Also one whose row was lost; what has no allocation is over, and its pod may run on."""
     told = Change(
-        claims={d: claim(d, number=n) for n, d in enumerate(map(DeviceId, (R0, R1)), 1)},
+        allocations={d: allocation(d, number=n) for n, d in enumerate(map(DeviceId, (R0, R1)), 1)},
         tenancies=by_key(tenancy(R0, 1), tenancy(R0, 9, FORMER), tenancy(R2, 1, None)),
     )
     found = doubted(told, "so")
-    assert all(one is not None and one.exposed for one in found.claims.values())
+    assert all(one is not None and one.missed_prestart for one in found.allocations.values())
     assert found.tenancies == by_key(
         tenancy(R0, 1, used=True),
         tenancy(R0, 9, FORMER, used=True, left=True),
@@ -90,12 +91,15 @@ def test_a_container_of_any_claim_may_have_started_and_every_tenancy_be_used() -
     )
 
 
-def test_a_card_that_is_claimed_in_both_ways_loses_these_claims_and_no_tenancy() -> None:
-    """Invariant 1. Claims of other cards take something from nobody: they stay (invariant 3)."""
-    both = {device(CARD): claim(device(CARD), WHOLE), device(CARD, 0): claim(device(CARD, 0))}
-    good = {device(OTHER, 0): claim(device(OTHER, 0))}
-    found = doubted(Change(claims={**both, **good}, tenancies=by_key(tenancy(R0, 1))), "so")
-    assert found.claims.keys() == good.keys()
+def test_a_card_that_is_claimed_in_both_ways_loses_these_allocations_and_no_tenancy() -> None:
+    """Invariant 1. Allocations of other cards take nothing from anybody: they stay."""
+    both = {
+        device(CARD): allocation(device(CARD), WHOLE),
+        device(CARD, 0): allocation(device(CARD, 0)),
+    }
+    good = {device(OTHER, 0): allocation(device(OTHER, 0))}
+    found = doubted(Change(allocations={**both, **good}, tenancies=by_key(tenancy(R0, 1))), "so")
+    assert found.allocations.keys() == good.keys()
     assert found.tenancies[tenancy(R0, 1).key] == tenancy(R0, 1, used=True, left=True)
 
 
@@ -108,12 +112,15 @@ def rows(kind: str, **of: object) -> tuple[str, str, str]:
 
 
 def test_who_may_be_using_a_region_is_found_in_every_form_that_schema_3_had() -> None:
-    """Its claims' generations began again with each life: two may have the same."""
+    """Its allocations' numbers began again with each life: two may have the same."""
     mine, shared = device(CARD, 1), device(OTHER, 0)
     told = Change(
-        claims={mine: claim(mine, number=5), shared: replace(claim(shared, number=5), pod=None)},
+        allocations={
+            mine: allocation(mine, number=5),
+            shared: replace(allocation(shared, number=5), pod=None),
+        },
         regions={R0: RegionRecord(R0, Condition.DIRTY)},
-        holders={UID: holder(UID, shared)},
+        claim_owners={UID: owner(UID, shared)},
     )
     loan = f'{{"pod":"{FORMER}","region":"{R0}","node":"/dev/old"}}'
     damage = f'{{"pod":"{FORMER}","region":"{CARD.id}","node":"/dev/old"}}'
@@ -129,7 +136,7 @@ def test_who_may_be_using_a_region_is_found_in_every_form_that_schema_3_had() ->
             rows("holders", key="unknown", pods=["pod-y"]),
         ],
     )
-    numbers = {d: one.generation for d, one in found.claims.items() if one is not None}
+    numbers = {d: one.number for d, one in found.allocations.items() if one is not None}
     assert len(set(numbers.values())) == 2
     users = {
         (one.region, one.pod, one.nodes, one.left, key.allocation in numbers.values())

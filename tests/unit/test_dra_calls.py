@@ -1,7 +1,7 @@
-"""Kubelet's calls of the second door over a socket: what each claim is answered, and who hears it.
+"""Kubelet's calls of the second api over a socket: what each claim is answered, and who hears it.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-a claim goes through is in test_claim_life.py, the door with a daemon behind in
+a claim goes through is in test_claim_lifecycle.py, the driver with a daemon behind in
 tests/integration/test_dra.py.
 """
 
@@ -23,22 +23,25 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError
 from ledger_support import found, make_ledger
 from structlog.testing import capture_logs
+from test_holders import owner
 
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra import servicer
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
-from fpga_plugin.dra.life import PreparedDevice
+from fpga_plugin.dra.evictions import Evictions
+from fpga_plugin.dra.lifecycle import PreparedDevice
 from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.events.broadcaster import Event
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1, v1alpha1
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -99,6 +102,11 @@ class Heard:
     def __init__(self) -> None:
         self.refusals: list[tuple[Identity, list[DeviceId], str]] = []
         self.served_: list[tuple[list[DeviceId], str]] = []
+        self.events: list[Event] = []
+        self.now = 0.0
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
 
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
@@ -109,11 +117,11 @@ class Heard:
         self.served_.append((list(devices), claim))
 
 
-class Door:
+class Api:
     """The servicer behind a socket, and kubelet's end of it."""
 
     def __init__(self, ledger: Ledger, channel: Channel, life: Life, heard: Heard) -> None:
-        self.ledger, self.channel, self.life, self.heard = ledger, channel, life, heard
+        self.ledger, self.channel, self.lifecycle, self.heard = ledger, channel, life, heard
         self._calls = dra.DraPluginStub(channel)
 
     async def prepare(self, *claims: dra.Claim) -> dict[str, dra.NodePrepareResourceResponse]:
@@ -165,26 +173,32 @@ class Words:
         return self.said.pop(0)
 
 
-Play = Callable[[Door], Awaitable[None]]
+Play = Callable[[Api], Awaitable[None]]
 
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Run a story with the door."""
+    """Run a story with the api."""
     monkeypatch.chdir(tmp_path)  # a path of any length
 
     def run(story: Play, life: Life | None = None) -> None:
         async def main() -> None:
             ledger, _ = make_ledger(CARD)
-            ledger.obstacles._claims = True
+            ledger.obstacles._dra = True
             lives, heard = life or Life(), Heard()
             recorder = EventRecorder(
-                None,
+                heard,  # type: ignore[arg-type]
                 node_name=POOL,
                 pods=SimpleNamespace(),  # type: ignore[arg-type]
                 observer=heard,  # type: ignore[arg-type]
             )
-            served = DraServicer(lives, ledger, POOL, recorder)  # type: ignore[arg-type]
+            served = DraServicer(
+                lives,  # type: ignore[arg-type]
+                ledger,
+                POOL,
+                recorder,
+                Evictions(ledger, lambda: heard.now),
+            )
             server = ClosingServer([served])
             await server.start(path="dra.sock")
             try:
@@ -192,7 +206,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                     asyncio.timeout(LIMIT),
                     Channel(path="dra.sock", codec=ProtoCodec()) as channel,
                 ):
-                    await story(Door(ledger, channel, lives, heard))
+                    await story(Api(ledger, channel, lives, heard))
             finally:
                 await server.close_all()
 
@@ -214,8 +228,8 @@ def test_each_claim_is_answered_with_its_own_devices(play: Callable[..., None]) 
         }
     )
 
-    async def story(door: Door) -> None:
-        answers = await door.prepare(named(1), named(2))
+    async def story(api: Api) -> None:
+        answers = await api.prepare(named(1), named(2))
         assert answers == {
             uid(number): dra.NodePrepareResourceResponse(
                 devices=[
@@ -232,8 +246,8 @@ def test_each_claim_is_answered_with_its_own_devices(play: Callable[..., None]) 
                 (2, ["one"], P1, ("cdi-1",)),
             )
         }
-        assert sorted(door.heard.served_) == [([P0], "space/claim-1"), ([P1], "space/claim-2")]
-        assert door.heard.refusals == []
+        assert sorted(api.heard.served_) == [([P0], "space/claim-1"), ([P1], "space/claim-2")]
+        assert api.heard.refusals == []
 
     play(story, life)
 
@@ -241,16 +255,16 @@ def test_each_claim_is_answered_with_its_own_devices(play: Callable[..., None]) 
 def test_a_claims_end_is_answered_when_it_has_ended(play: Callable[..., None]) -> None:
     """An answer before that would let kubelet forget a claim whose region is not clean."""
 
-    async def story(door: Door) -> None:
-        door.life.waits[1] = asyncio.Event()
-        call = asyncio.create_task(door.unprepare(named(1)))
-        await until(lambda: door.life.asked)
+    async def story(api: Api) -> None:
+        api.lifecycle.waits[1] = asyncio.Event()
+        call = asyncio.create_task(api.unprepare(named(1)))
+        await until(lambda: api.lifecycle.asked)
         assert not call.done()
-        assert door.life.asked == [
+        assert api.lifecycle.asked == [
             ("unprepare", ClaimRef(ClaimUid(uid(1)), "space", "claim-1")),
         ]
-        assert door.heard.served_ == [([], "space/claim-1")], "what was refused of it is over"
-        door.life.waits[1].set()
+        assert api.heard.served_ == [([], "space/claim-1")], "what was refused of it is over"
+        api.lifecycle.waits[1].set()
         assert await call == {uid(1): dra.NodeUnprepareResourceResponse()}
 
     play(story)
@@ -267,8 +281,8 @@ def test_an_error_of_one_claim_is_its_own_answer(play: Callable[..., None]) -> N
         }
     )
 
-    async def story(door: Door) -> None:
-        answers = await door.prepare(named(1), named(2), named(3))
+    async def story(api: Api) -> None:
+        answers = await api.prepare(named(1), named(2), named(3))
         refused, served, failed = (answers[uid(number)] for number in (1, 2, 3))
         assert (refused.error, refused.devices) == (str(life.answers[1]), [])
         assert (served.error, [one.cdi_device_ids for one in served.devices]) == ("", [["cdi-1"]])
@@ -276,7 +290,7 @@ def test_an_error_of_one_claim_is_its_own_answer(play: Callable[..., None]) -> N
             "NodePrepareResources failed: see the log of fpga-plugin",
             [],
         )
-        ends = await door.unprepare(named(1), named(2), named(3))
+        ends = await api.unprepare(named(1), named(2), named(3))
         assert [ends[uid(number)].error for number in (1, 2, 3)] == [
             str(life.answers[1]),
             "",
@@ -287,12 +301,12 @@ def test_an_error_of_one_claim_is_its_own_answer(play: Callable[..., None]) -> N
 
 
 def test_a_claim_that_waits_does_not_hold_up_another(play: Callable[..., None]) -> None:
-    async def story(door: Door) -> None:
-        door.life.waits[1] = asyncio.Event()
-        call = asyncio.create_task(door.prepare(named(1), named(2)))
-        await until(lambda: len(door.heard.served_) == 1)
-        assert door.heard.served_ == [([], "space/claim-2")]
-        door.life.waits[1].set()
+    async def story(api: Api) -> None:
+        api.lifecycle.waits[1] = asyncio.Event()
+        call = asyncio.create_task(api.prepare(named(1), named(2)))
+        await until(lambda: len(api.heard.served_) == 1)
+        assert api.heard.served_ == [([], "space/claim-2")]
+        api.lifecycle.waits[1].set()
         assert (await call).keys() == {uid(1), uid(2)}
 
     play(story)
@@ -311,14 +325,14 @@ def test_a_claim_that_waits_does_not_hold_up_another(play: Callable[..., None]) 
 def test_what_names_no_claim_reaches_nothing(play: Callable[..., None], claim: dra.Claim) -> None:
     """Invariant 11: of the uid a file's name is made, of the others a path of the API server."""
 
-    async def story(door: Door) -> None:
+    async def story(api: Api) -> None:
         with capture_logs() as logged:
-            (answer,) = (await door.prepare(claim)).values()
-            (end,) = (await door.unprepare(claim)).values()
+            (answer,) = (await api.prepare(claim)).values()
+            (end,) = (await api.unprepare(claim)).values()
         assert answer.error.startswith("the call names no claim: ")
         assert end.error.startswith("the call names no claim: ")
-        assert door.life.asked == []
-        assert door.heard.refusals == door.heard.served_ == []
+        assert api.lifecycle.asked == []
+        assert api.heard.refusals == api.heard.served_ == []
         assert [line.keys() & {"claim", "namespace", "name"} for line in logged] == [set(), set()]
 
     play(story)
@@ -327,10 +341,10 @@ def test_what_names_no_claim_reaches_nothing(play: Callable[..., None], claim: d
 def test_a_claim_that_is_named_twice_is_served_once(play: Callable[..., None]) -> None:
     """Two Prepares of one claim side by side would each program its region."""
 
-    async def story(door: Door) -> None:
-        answers = await door.prepare(*[named(1)] * (MAX_CLAIMS + 2), named(2))
+    async def story(api: Api) -> None:
+        answers = await api.prepare(*[named(1)] * (MAX_CLAIMS + 2), named(2))
         assert answers.keys() == {uid(1), uid(2)}
-        assert [ref.uid for _, ref in door.life.asked] == [uid(1), uid(2)]
+        assert [ref.uid for _, ref in api.lifecycle.asked] == [uid(1), uid(2)]
 
     play(story)
 
@@ -342,15 +356,15 @@ def test_a_call_names_as_many_claims_as_are_taken_and_no_more(
 ) -> None:
     """Each is a task: a caller would have as many as it likes."""
 
-    async def story(door: Door) -> None:
+    async def story(api: Api) -> None:
         claims = [named(each) for each in range(number)]
         if number <= 256:
-            assert len(await getattr(door, call)(*claims)) == number
+            assert len(await getattr(api, call)(*claims)) == number
             return
         with pytest.raises(GRPCError, match=f"{number} claims; at most {MAX_CLAIMS}") as refused:
-            await getattr(door, call)(*claims)
+            await getattr(api, call)(*claims)
         assert refused.value.status is Status.INVALID_ARGUMENT
-        assert door.life.asked == []
+        assert api.lifecycle.asked == []
 
     play(story)
 
@@ -385,14 +399,35 @@ def test_whose_pod_waits_is_told_where_it_is_one(
     """The Event goes to that pod: one of several would be told what may be none of its business."""
     life = Life(answers={1: RefusedError("not now")}, claims={1: claim} if claim else {})
 
-    async def story(door: Door) -> None:
-        await door.prepare(named(1))
-        ((identity, about, message),) = door.heard.refusals
+    async def story(api: Api) -> None:
+        await api.prepare(named(1))
+        ((identity, about, message),) = api.heard.refusals
         assert (identity.pod, identity.name) == pod
         assert (identity.claim, about, message) == ("space/claim-1", devices, "not now")
-        door.heard.refusals.clear()
-        await door.unprepare(named(1))
-        assert door.heard.refusals == [], "its pod has ended: nobody waits"
+        api.heard.refusals.clear()
+        await api.unprepare(named(1))
+        assert api.heard.refusals == [], "its pod has ended: nobody waits"
+
+    play(story, life)
+
+
+def test_a_pod_that_should_have_been_evicted_hears_that_nobody_does(
+    play: Callable[..., None],
+) -> None:
+    """Its device failed before it started, and kubelet asks for it a minute later."""
+    life = Life(answers={1: RefusedError("PR failed")}, claims={1: CLAIM})
+
+    async def story(api: Api) -> None:
+        api.ledger.dra.take(owner(ClaimUid(uid(1)), P0), [POD])
+        api.ledger.work.working([RegionId(P0)])
+        api.ledger.work.faulted(RegionId(P0), "PR failed")
+        await api.prepare(named(1))
+        assert [one.reason for one in api.heard.events] == ["FpgaProgrammingRefused"]
+        api.heard.now = 60.0
+        await api.prepare(named(1))
+        event = api.heard.events[-1]
+        assert (event.reason, event.subject.name) == ("FpgaPodNotEvicted", POD_NAME.name)
+        assert f"{P0} failed before the pod started" in event.note
 
     play(story, life)
 
@@ -405,10 +440,10 @@ def test_each_claim_is_logged_with_its_name_and_how_long_it_took(
     clock = SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0)
     monkeypatch.setattr(servicer, "time", clock)
 
-    async def story(door: Door) -> None:
+    async def story(api: Api) -> None:
         with capture_logs() as logged:
-            await door.prepare(named(1))
-            await door.unprepare(named(2))
+            await api.prepare(named(1))
+            await api.unprepare(named(2))
         assert logged == [
             {
                 "event": "claim served",
@@ -438,8 +473,8 @@ def test_each_claim_is_logged_with_its_name_and_how_long_it_took(
 
 
 def take(ledger: Ledger, number: int, *devices: DeviceId) -> None:
-    ledger.resource_claims.take(
-        Holder(
+    ledger.dra.take(
+        ClaimOwner(
             uid=ClaimUid(uid(number)),
             namespace="space",
             name=f"claim-{number}",
@@ -467,15 +502,15 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
 ) -> None:
     """Pods' status shows it. What changes nothing of it is not sent at once."""
 
-    async def story(door: Door) -> None:
-        ledger = door.ledger
+    async def story(api: Api) -> None:
+        ledger = api.ledger
         take(ledger, 1, P0)
-        async with door.health(package) as health:
+        async with api.health(package) as health:
             (first,) = (said := await health.next()).values()
             assert words(said) == {dra_name(P0): WELL}
             assert (first.device.pool_name, first.device.device_name) == (POOL, dra_name(P0))
             assert first.health_check_timeout_seconds == servicer.HEALTH_TIMEOUT
-            ledger.resource_claims.join(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
+            ledger.dra.join(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
             for _ in range(20):
                 await asyncio.sleep(0)  # it would be sent by now
             take(ledger, 2, P1)
@@ -485,9 +520,9 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
                 dra_name(P0): WELL,
                 dra_name(P1): ("UNHEALTHY", TOO_HOT.message),
             }
-            ledger.resource_claims.end_holder(ClaimUid(uid(2)))
+            ledger.dra.end_claim(ClaimUid(uid(2)))
             assert words(await health.next()) == {dra_name(P0): WELL}
-            assert await door.prepare(named(3)), "the loop is free"
+            assert await api.prepare(named(3)), "the loop is free"
             assert health.said == []
 
     play(story)
@@ -507,13 +542,13 @@ def test_after_a_change_the_health_of_the_changed_card_alone_is_looked_at(
     monkeypatch.setattr(DraServicer, "_conditions", counted)
     other = make_card(7, nodes=(90, 91))
 
-    async def story(door: Door) -> None:
-        ledger = door.ledger
+    async def story(api: Api) -> None:
+        ledger = api.ledger
         found(ledger, other, BLANK)
-        ledger.allocations.reconciled([other.id])
+        ledger.device_plugin.reconciled([other.id])
         take(ledger, 1, P0)
         take(ledger, 2, DeviceId(other.regions[0].id))
-        async with door.health() as health:
+        async with api.health() as health:
             said = await health.next()
             assert len(said) == 2
             looked.clear()
@@ -532,17 +567,17 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
     assert servicer.HEALTH_AGAIN * 2 < servicer.HEALTH_TIMEOUT, "one report may be lost"
     monkeypatch.setattr(servicer, "HEALTH_AGAIN", 0.05)
 
-    async def story(door: Door) -> None:
-        take(door.ledger, 1, P0)
+    async def story(api: Api) -> None:
+        take(api.ledger, 1, P0)
 
         async def other_changes() -> None:
             while True:
                 for pod in (OTHER_POD, POD):
-                    door.ledger.resource_claims.join(ClaimUid(uid(1)), [pod])
-                    door.ledger.resource_claims.part(ClaimUid(uid(1)), [])
+                    api.ledger.dra.join(ClaimUid(uid(1)), [pod])
+                    api.ledger.dra.part(ClaimUid(uid(1)), [])
                     await asyncio.sleep(0.01)
 
-        async with door.health() as health:
+        async with api.health() as health:
             for _ in range(3):
                 assert words(await health.next()) == {dra_name(P0): WELL}
             async with beside(other_changes()):
@@ -553,22 +588,22 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
 
 
 def test_a_stream_that_nobody_reads_any_more_costs_nothing(play: Callable[..., None]) -> None:
-    """Kubelet opens one anew at each of its starts."""
+    """Kubelet opens one again at each of its starts."""
 
-    async def story(door: Door) -> None:
-        listeners = len(door.ledger._listeners)
+    async def story(api: Api) -> None:
+        listeners = len(api.ledger._listeners)
         for _ in range(3):
-            async with door.health() as health:
+            async with api.health() as health:
                 await health.next()
-                assert len(door.ledger._listeners) == listeners + 1
-            await until(lambda: len(door.ledger._listeners) == listeners)
+                assert len(api.ledger._listeners) == listeners + 1
+            await until(lambda: len(api.ledger._listeners) == listeners)
 
     play(story)
 
 
 def test_a_call_without_a_message_is_told_what_it_lacks(play: Callable[..., None]) -> None:
-    async def story(door: Door) -> None:
-        async with door.channel.request(
+    async def story(api: Api) -> None:
+        async with api.channel.request(
             "/v1.DRAResourceHealth/NodeWatchResources",
             Cardinality.STREAM_STREAM,
             v1.NodeWatchResourcesRequest,
@@ -624,11 +659,11 @@ def test_a_card_is_as_well_as_its_worst_region(
 ) -> None:
     """What is not there is told first: nobody can mend it from here."""
 
-    async def story(door: Door) -> None:
-        take(door.ledger, 1, DeviceId(CARD.id))
-        async with door.health() as health:
+    async def story(api: Api) -> None:
+        take(api.ledger, 1, DeviceId(CARD.id))
+        async with api.health() as health:
             assert words(await health.next()) == {dra_name(DeviceId(CARD.id)): WELL}
-            happens(door.ledger)
+            happens(api.ledger)
             said = await health.next()
             assert words(said) == {dra_name(DeviceId(CARD.id)): ("UNHEALTHY", message)}
 
@@ -642,23 +677,23 @@ def test_since_when_it_is_so_is_told(
     clock = SimpleNamespace(time=lambda: clock.now, now=1000.5)
     monkeypatch.setattr(servicer, "time", clock)
 
-    async def story(door: Door) -> None:
+    async def story(api: Api) -> None:
         region = CARD.regions[0].id
-        take(door.ledger, 1, P0)
-        async with door.health() as health:
+        take(api.ledger, 1, P0)
+        async with api.health() as health:
 
             async def since() -> dict[str, int]:
                 return {name: one.last_updated_time for name, one in (await health.next()).items()}
 
             assert await since() == {dra_name(P0): 1000}
             clock.now = 2000.0
-            take(door.ledger, 2, P1)
+            take(api.ledger, 2, P1)
             assert await since() == {dra_name(P0): 1000, dra_name(P1): 2000}
             clock.now = 3000.0
-            door.ledger.hardware.set_failing(CARD.id, {region: TOO_HOT})
+            api.ledger.hardware.set_failing(CARD.id, {region: TOO_HOT})
             assert await since() == {dra_name(P0): 3000, dra_name(P1): 2000}
             clock.now = 4000.0
-            door.ledger.hardware.set_failing(CARD.id, {})
+            api.ledger.hardware.set_failing(CARD.id, {})
             assert await since() == {dra_name(P0): 4000, dra_name(P1): 2000}
 
     play(story)

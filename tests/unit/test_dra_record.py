@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from fpga_plugin.ids import ClaimUid
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME, RecordUnreadableError, read_record
+from fpga_plugin.kubernetes.names import ClaimUid
 
 DRIVER = "fpga.intel.com"
 

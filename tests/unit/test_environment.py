@@ -16,11 +16,11 @@ from fpga_plugin.allocation.requests.environment import (
 )
 from fpga_plugin.deviceplugin.turn import Start, first, follows, refused
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.pods import ApiPod
 from fpga_plugin.kubernetes.kubelet import podsapi
 from fpga_plugin.kubernetes.messages import core_v1
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import (
     UNKNOWN_REFERENCE,
     Container,
@@ -517,7 +517,7 @@ QUOTED = f"device plugin PreStartContainer rpc failed with err: rpc error: desc 
         (status(init_1=waiting(QUOTED), app=waiting("PodInitializing")), "init-1"),
         (status(init_1=ended(0, 9), app=waiting(QUOTED)), "app"),
         (status(init_1=ended(0, 9), app=waiting(QUOTED, Run(1, 9))), "app"),
-        # A new sandbox is being made, or may be: all begin anew, whatever the status says.
+        # A new sandbox is being made, or may be: all begin again, whatever the status says.
         (status(sandbox=None, app=waiting(QUOTED)), None),  # before Kubernetes 1.29
         (status(sandbox=None, init_1=ended(0, 9), app=waiting(QUOTED)), None),
         (status(sandbox=False, app=waiting(QUOTED)), None),
@@ -580,7 +580,7 @@ AT = 1000.7
         # A new sandbox is being made, or nobody knows.
         ("init-1", status(sandbox=False, init_1=ended(0, 1001)), None),
         ("init-1", status(sandbox=None, init_1=ended(0, 1001)), None),
-        # It was made, and init containers run anew, in order.
+        # It was made, and init containers run again, in order.
         ("app", status(init_1=RUNNING, init_2=ended(0, 9), app=ended(137, 1001)), None),
         ("app", status(init_1=waiting(), init_2=ended(0, 9), app=ended(137, 1001)), None),
         ("app", status(init_1=ended(1, 1), init_2=ended(0, 9), app=ended(137, 1001)), None),
@@ -589,7 +589,7 @@ AT = 1000.7
         ("init-2", status(init_2=ended(0, 1001)), None),
         # It succeeded, and is to start again all the same.
         ("init-1", status(init_1=waiting("", Run(0, 1001))), None),
-        # An init container is about to run anew, or what it did is not known.
+        # An init container is about to run again, or what it did is not known.
         (
             "app",
             status(init_1=waiting("", Run(0, 8)), init_2=ended(0, 9), app=ended(137, 1001)),

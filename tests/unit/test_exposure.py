@@ -9,12 +9,12 @@ from doubles.dfl import FakeKernel, served
 from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopened, scrub, shown
 
 from fpga_plugin.allocation.exposure import ExposurePolicy, memory_state
-from fpga_plugin.allocation.journal.records import Holder
+from fpga_plugin.allocation.journal.records import ClaimOwner
+from fpga_plugin.dra.desired import DesiredDevices, Form
 from fpga_plugin.dra.names import parse_device_name
-from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Iommu
-from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 from fpga_plugin.settings.settings import Advertise, Exposure
 
 PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
@@ -56,8 +56,8 @@ def test_a_card_that_is_refused_by_region_is_given_as_a_whole(policy, refused):
     assert len(healthy(ledger, REGIONS)) == 4
     assert "only as a whole" in policy.note(refused)
     with pytest.raises(RefusedError, match="not given by region"):
-        ledger.allocations.allocate(REGIONS, [device(refused, 0)])
-    ledger.allocations.allocate(WHOLE, [device(refused)])
+        ledger.device_plugin.allocate(REGIONS, [device(refused, 0)])
+    ledger.device_plugin.allocate(WHOLE, [device(refused)])
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_card_that_is_refused_is_given_to_nobody_and_stays_listed(policy, refu
     assert "given to nobody" in policy.note(refused)
     for resource, which in ((REGIONS, device(refused, 0)), (WHOLE, device(refused))):
         with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
-            ledger.allocations.allocate(resource, [which])
-    assert not ledger.claims
+            ledger.device_plugin.allocate(resource, [which])
+    assert not ledger.allocations
 
 
 @pytest.mark.parametrize("mode", [Iommu.IDENTITY, Iommu.NONE, Iommu.UNKNOWN])
@@ -89,7 +89,7 @@ def test_who_has_a_device_keeps_it_when_the_operator_begins_to_refuse_it():
     journal = MemoryJournal()
     ledger = reopened(journal, KEEPING)
     scrub(ledger, KEEPING)
-    ledger.allocations.allocate(REGIONS, [device(KEEPING, 0)])
+    ledger.device_plugin.allocate(REGIONS, [device(KEEPING, 0)])
     ledger = reopened(journal)
     ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     found(ledger, KEEPING)
@@ -101,20 +101,20 @@ def test_who_has_a_device_keeps_it_when_the_operator_begins_to_refuse_it():
 
 def test_an_owned_device_of_a_refused_card_is_given_to_no_other_pod():
     ledger, _ = make_ledger(KEEPING)
-    ledger.allocations.allocate(REGIONS, [device(KEEPING, 0)])
+    ledger.device_plugin.allocate(REGIONS, [device(KEEPING, 0)])
     ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     with pytest.raises(RefusedError):
-        ledger.allocations.allocate(REGIONS, [device(KEEPING, 0)])
-    assert device(KEEPING, 0) in ledger.claims
+        ledger.device_plugin.allocate(REGIONS, [device(KEEPING, 0)])
+    assert device(KEEPING, 0) in ledger.allocations
 
 
-def holder(uid: str, *devices) -> Holder:
-    return Holder(ClaimUid(uid), "n", "c", devices, dict.fromkeys(devices, ("fpga",)))
+def owner(uid: str, *devices) -> ClaimOwner:
+    return ClaimOwner(ClaimUid(uid), "n", "c", devices, dict.fromkeys(devices, ("fpga",)))
 
 
 def tainted(ledger, form=Form(taints=True)):  # noqa: B008  # it is frozen
     """Devices that ResourceSlices show, and whether this keeps them from claims."""
-    slices = Wanted(ledger, advertise=Advertise.BOTH)(form)
+    slices = DesiredDevices(ledger, advertise=Advertise.BOTH)(form)
     return {
         parse_device_name(one.name): "exposed" in {taint.key for taint in one.taints}
         for part in slices
@@ -133,26 +133,24 @@ def test_what_is_refused_is_refused_to_resource_claims_too(exposure):
     assert sum(expected.values()) == (6 if exposure is Exposure.REFUSE else 4)
     assert tainted(ledger) == expected
     for number, (which, refused) in enumerate(expected.items()):
-        claim = holder(f"claim-{number}", which)
+        claim = owner(f"claim-{number}", which)
         if refused:
             with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
-                ledger.resource_claims.take(claim, [PodUid("pod")])
+                ledger.dra.take(claim, [PodUid("pod")])
         else:
-            ledger.resource_claims.take(claim, [PodUid("pod")])
-            ledger.resource_claims.end_holder(claim.uid)
+            ledger.dra.take(claim, [PodUid("pod")])
+            ledger.dra.end_claim(claim.uid)
 
 
 def test_a_resource_claim_that_has_a_device_keeps_it_and_gets_no_other():
     ledger, _ = make_ledger(KEEPING)
-    ledger.resource_claims.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
+    ledger.dra.take(owner("a", device(KEEPING, 0)), [PodUid("pod")])
     ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     assert device(KEEPING, 0) in tainted(ledger, Form(taints=False))
-    ledger.resource_claims.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
+    ledger.dra.take(owner("a", device(KEEPING, 0)), [PodUid("pod")])
     with pytest.raises(RefusedError, match="not given by region"):
-        ledger.resource_claims.take(
-            holder("a", device(KEEPING, 0), device(KEEPING, 1)), [PodUid("pod")]
-        )
-    assert set(ledger.claims) == {device(KEEPING, 0)}
+        ledger.dra.take(owner("a", device(KEEPING, 0), device(KEEPING, 1)), [PodUid("pod")])
+    assert set(ledger.allocations) == {device(KEEPING, 0)}
 
 
 def test_the_state_of_memory_in_a_word():

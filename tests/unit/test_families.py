@@ -57,7 +57,7 @@ def test_what_is_asked_of_a_card_its_family_answers(both: Families):
     assert both.guard(pac, left=False) == ""
     assert both.guard(u55c, left=False)
     assert both.numbers(u55c.regions[0]) == {"/dev/dri/renderD128": "226:128"}
-    assert not both.borrowed(u55c.regions[0])
+    assert not both.bound_by_plugin(u55c.regions[0])
     both.give_back(u55c, u55c.regions[0])
     assert both.port_errors(pac.regions[0]) == {}
     assert both.clear_errors(u55c) == {}

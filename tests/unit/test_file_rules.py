@@ -110,10 +110,11 @@ def test_a_dra_driver_reads_kubelets_root_and_writes_where_its_sockets_and_files
     allowed, _ = rules(settings, rebinds=False)
     without, _ = rules(Settings(backend=BackendKind.SIMULATED), rebinds=False)
     sockets = {f"{root}/plugins/fpga.intel.com", f"{root}/plugins_registry"}
-    assert written(allowed) - written(without) == sockets | {cdi}
+    metadata = f"{root}/plugins/fpga.intel.com/metadata"
+    assert written(allowed) - written(without) == sockets | {cdi, metadata}
     for path in sockets:
         assert allowed[path] == READ | Right.MAKE_SOCK | Right.REMOVE_FILE
-    assert allowed[cdi] == OWN
+    assert allowed[cdi] == allowed[metadata] == OWN
     assert allowed[root] & ~Right.READ_DIR == Right.READ_FILE
 
 

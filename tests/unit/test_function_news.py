@@ -13,7 +13,7 @@ from fpga_plugin.hardware.model import Card
 CARD = make_card(1)
 FIXED = replace(make_card(2, nodes=(2,), reprogrammable=False), description="a board")
 R0, R1 = (region.id for region in CARD.regions)
-IMAGE, NO_PR = "a former owner's image is no function", "card cannot be reprogrammed"
+IMAGE, NO_PR = "an earlier tenant's image is no function", "card cannot be reprogrammed"
 
 
 def functions_ledger(journal: MemoryJournal) -> Ledger:

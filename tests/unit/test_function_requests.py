@@ -14,8 +14,8 @@ from fpga_plugin.ids import (
     RegionId,
     Resource,
     ResourceKind,
-    ResourceName,
 )
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.policy.rules import Ask
 
 IFACE, OTHER = InterfaceId("ce" * 16), InterfaceId("69" * 16)

@@ -1,7 +1,7 @@
 """What a PreStart does to regions, in which order, and at which instants it stops.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-kubelet is told is in test_prestart.py.
+kubelet is notified is in test_prestart.py.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fpga_plugin.allocation.ledger import card_of
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.cards.clocks import ClockState
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import FormerOwnerRunsError
+from fpga_plugin.cards.prepare import TenancyActiveError
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -28,7 +28,8 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
 OTHER_AFU = AFUS[1]
@@ -44,7 +45,7 @@ def call(scene: Scene, pod, env: dict[str, str]):
     """A PreStart with this request, to its end."""
     scene.rack.limits = ClockLimits(100, 400)
     env = {"PATH": "/bin", **env}
-    task = scene.plugin.begin(scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0))
+    task = scene.plugin.begin(scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0))
     scene.plugin.work()
     return task
 
@@ -69,11 +70,11 @@ def _foreign(scene: Scene, pod) -> None:
 
 
 def _ended(scene: Scene, pod) -> None:
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(pod.resource, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(pod.resource, pod.devices))
 
 
 def _restarted(scene: Scene, _pod) -> None:
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
 
 
 def _hot(scene: Scene, pod) -> None:
@@ -98,7 +99,7 @@ def _pulled(scene: Scene, pod) -> None:
         # Before, no plan was made: it is the new kubelet's.
         (_restarted, NotFinishedError, 2, False),
         (_restarted, NotFinishedError, 2, True),
-        (_hot, RefusedError, 0, False),  # a rebind reads the card's signals anew
+        (_hot, RefusedError, 0, False),  # a rebind reads the card's signals again
         (_pulled, (RefusedError, CardGoneError), 0, False),
         (_pulled, (RefusedError, CardGoneError), 0, True),
     ],
@@ -106,7 +107,8 @@ def _pulled(scene: Scene, pod) -> None:
 def test_whatever_ends_a_plan_no_further_step_is_begun_for_it(
     make, happens, kind, instant: int, *, poisoned: bool
 ) -> None:
-    """A card that another plugin's pods hold, an ended claim, another kubelet, a card too hot or
+    """A card that another plugin's pods hold, an ended allocation, another kubelet, a card too hot
+    or
     gone: at every instant of the work on a card whose regions are dirty. Only the step that a
     thread has begun ends; what came later would be done to somebody else's region."""
     while True:
@@ -170,12 +172,12 @@ def test_a_region_whose_node_became_another_ones_is_not_handed_over(scene: Scene
 
 
 def test_a_pod_does_not_wait_for_its_own_containers(scene: Scene) -> None:
-    """Its init containers are a claim of their own, and a sidecar of them runs on."""
+    """Its init containers are an allocation of their own, and a sidecar of them runs on."""
     region = scene.regions[0]
     pod = scene.admit(region)
     scene.start(pod, AFU)
     pod.running = True
-    scene.plugin.call(lambda: scene.plugin.claims.allocate(REGIONS, pod.devices))
+    scene.plugin.call(lambda: scene.plugin.calls.allocate(REGIONS, pod.devices))
     assert {one.pod for one in scene.ledger.tenancies.left(region)} == {pod.uid}
     scene.start(pod, OTHER_AFU)
     assert scene.rack.slot(region).afu == OTHER_AFU
@@ -188,7 +190,7 @@ def test_another_pod_that_had_it_is_waited_for(scene: Scene) -> None:
     former.running = True
     pod = scene.admit(region)
     scene.rack.done.clear()
-    scene.refused(scene.prestart(pod, AFU), FormerOwnerRunsError, former.uid)
+    scene.refused(scene.prestart(pod, AFU), TenancyActiveError, former.uid)
     assert not scene.rack.done
 
 
@@ -231,7 +233,7 @@ def test_the_next_container_starts_on_exactly_what_it_asked_for(
 
 
 def test_of_a_card_only_the_region_that_ran_is_reset(make) -> None:
-    """`used` is a claim's: what a neighbour did says nothing of this region."""
+    """`used` is an allocation's: what a neighbour did says nothing of this region."""
     scene = make(cards=[2])
     one, other = scene.regions
     scene.start(scene.admit(one), AFU)
@@ -248,7 +250,7 @@ def test_an_image_that_no_container_started_on_is_reset_before_the_next(scene: S
     task = scene.prepare(pod, AFU)
     scene.plugin.call(task.cancel)
     assert scene.condition(region) is Condition.PROGRAMMED
-    assert not scene.ledger.claims[pod.devices[0]].used
+    assert not scene.ledger.allocations[pod.devices[0]].used
     scene.rack.done.clear()
     scene.start(pod, OTHER_AFU)
     assert scene.rack.done == of(region, RESET, RESTORED, ("program", OTHER_AFU))
@@ -344,7 +346,7 @@ def test_whoever_gets_a_clean_card_with_a_debt_gets_its_memory_clear(
     region = scene.regions[0]
     card = card_of(region)
     if debt:
-        scene.plugin.call(lambda: scene.ledger.work.set_debt(card, open_=True))
+        scene.plugin.call(lambda: scene.ledger.work.set_memory_clear_pending(card, open_=True))
         scene.rack.boards[card].memory.add("somebody")
     if taken == "the card":
         pod = scene.admit(card)
@@ -354,7 +356,7 @@ def test_whoever_gets_a_clean_card_with_a_debt_gets_its_memory_clear(
     assert [("memory", card)] * clears == [d for d in scene.rack.done if d[0] == "memory"]
     if clears:
         assert scene.rack.done[0] == ("memory", card), "before anything of the new owner's is there"
-        assert not scene.ledger.debts
+        assert not scene.ledger.memory_clear_pending
 
 
 @pytest.mark.parametrize("taken", ["the card", "its region"])
@@ -371,7 +373,7 @@ def test_a_scrub_at_the_gate_clears_the_memory_that_no_neighbour_uses(make, take
     else:
         scene.start(scene.admit(region), AFU)
     assert not scene.rack.boards[card].memory
-    assert not scene.ledger.debts
+    assert not scene.ledger.memory_clear_pending
 
 
 def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(make) -> None:
@@ -379,7 +381,7 @@ def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(ma
     scene.hold_releases()
     dirty(scene, scene.regions[0])
     scene.start(scene.admit(scene.regions[0]), AFU)
-    assert not scene.ledger.debts, "nothing could ever pay it"
+    assert not scene.ledger.memory_clear_pending, "nothing could ever pay it"
 
 
 # ------------------------------------------------------------------ without a blank bitstream
@@ -387,7 +389,7 @@ def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(ma
 
 @pytest.mark.parametrize("condition", [Condition.DIRTY, Condition.UNBLANKED])
 def test_the_last_image_is_not_handed_over_as_blank(make, condition: Condition) -> None:
-    """Best-effort: what a former owner programmed is still there, and this one asks for none."""
+    """Best-effort: what an earlier tenant programmed is still there, and this one asks for none."""
     scene = make(cards=[1], scrub=ScrubPolicy.BEST_EFFORT)
     (region,) = scene.regions
     former = scene.admit(region)
@@ -436,7 +438,7 @@ def with_functions(make, **more) -> tuple[Scene, RegionId, ResourceName]:
 
 
 def take(scene: Scene, region: RegionId, resource: ResourceName) -> Pod:
-    scene.plugin.call(lambda: scene.plugin.claims.allocate(resource, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.allocate(resource, [region]))
     pod = Pod(PodUid("pod-af"), resource, (DeviceId(region),), {})
     scene.pods.append(pod)
     return pod
@@ -587,7 +589,7 @@ def test_what_fails_on_one_card_is_told_when_the_other_is_done(scene: Scene) -> 
     assert scene.condition(other) is Condition.PROGRAMMED
 
 
-def test_a_claim_that_ended_while_its_card_was_busy_is_scrubbed_when_the_work_ends(
+def test_an_allocation_that_ended_while_its_card_was_busy_is_scrubbed_when_the_work_ends(
     scene: Scene,
 ) -> None:
     """The release found the card locked; whoever holds the lock adds it again."""

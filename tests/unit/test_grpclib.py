@@ -76,7 +76,7 @@ async def ask(path, device="any"):
 
 async def until(condition):
     async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110  # grpclib tells of no change
+        while not condition():  # noqa: ASYNC110  # grpclib reports no change
             await asyncio.sleep(0.005)
 
 

@@ -1,8 +1,8 @@
 """A region is programmed by hand: when, in which order, and when not.
 
-It is the one way onto a region that no claim stands for. So everything that a PreStart asks has to
-be asked here, too. Each of these broke without a fast test noticing (`make mutants`): the table of
-docs/proof.md.
+It is the one way onto a region that no allocation stands for. So everything that a PreStart asks
+has to be asked here, too. Each of these broke without a fast test noticing (`make mutants`): the
+table of docs/proof.md.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from ledger_scene import Scene
 from ledger_support import tenancy, trouble
 from ledger_world import Pod
 
-from fpga_plugin.allocation.journal.records import Change, Condition, Debug, TenantImage
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, TenantImage
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.cards.byhand import HandProgrammer, Programmed
@@ -31,7 +31,8 @@ from fpga_plugin.errors import (
     StoreUnavailableError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import Alias, BitstreamId, CardId, PodUid, RegionId
+from fpga_plugin.ids import Alias, BitstreamId, CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 NAMES = Names({(INTERFACE, Alias("gzip")): BitstreamId(AFU)})
 
@@ -113,7 +114,7 @@ def test_a_region_is_scrubbed_programmed_and_verified(
     assert scene.condition(wanted) is Condition.PROGRAMMED
     resets = [what for what in scene.rack.done if what[0] != "settings"]
     assert resets == [("reset", wanted), ("program", wanted, BLANK), ("program", wanted, AFU)]
-    assert not scene.ledger.debts, "this card has no memory that could be cleared"
+    assert not scene.ledger.memory_clear_pending, "this card has no memory that could be cleared"
     assert scene.logged.count("region scrubbed") == 1
     assert "programming by hand failed" not in scene.logged
 
@@ -141,7 +142,7 @@ def test_the_journal_has_each_step_before_it_begins(make: Callable[..., Scene]) 
         seen.append(
             (
                 told.regions[region].condition,
-                told.debts.get(card(scene)),
+                told.memory_clear_pending.get(card(scene)),
                 TenantImage(region, AFU) in told.images,
             )
         )
@@ -155,7 +156,7 @@ def test_the_journal_has_each_step_before_it_begins(make: Callable[..., Scene]) 
     assert scene.rack.done.index(("memory", card(scene))) < scene.rack.done.index(
         ("program", region, AFU)
     )
-    assert not scene.ledger.debts
+    assert not scene.ledger.memory_clear_pending
     assert in_flight == [frozenset({region}), frozenset()] * 2
 
 
@@ -204,8 +205,8 @@ def lent(scene: Scene) -> None:
 
 def kept(scene: Scene) -> None:
     region = scene.regions[0]
-    debug = Debug(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", 1e9)
-    commit(scene, Change(debugs={region: debug}))
+    debug = DebugHold(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", 1e9)
+    commit(scene, Change(debug_holds={region: debug}))
 
 
 def failing(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""What a look at the cards reads, whom it tells, and what becomes of a look that comes too late.
+"""What a look at the cards reads, whom it reports, and what becomes of a look that comes too late.
 
 Each look reads in threads, and meanwhile cards come, go, are replaced, or are worked on. Nothing of
 this may take a card that is another one by now for the one that was read (invariants 2 and 4), nor
@@ -218,7 +218,7 @@ class Looks:
 
 @pytest.fixture
 def looks() -> Iterator[Callable[..., Looks]]:
-    """Makes one. No look may end in an error that only the log tells of."""
+    """Makes one. No look may end in an error that only the log reports."""
     made: list[Looks] = []
     with scenes() as scene, capture_logs() as logged:
 
@@ -534,7 +534,7 @@ def test_a_card_that_cannot_be_served_holds_up_no_other_and_is_told_of_once(
     before = look.reads_of(look.one)
     look.run(look.inventory.check_all())
     look.plugin.work()
-    assert look.reads_of(look.one) == before, "an event tells when it changes"
+    assert look.reads_of(look.one) == before, "an event reports when it changes"
     look.problems.clear()
     look.changed(look.one)
     assert look.one in look.ledger.cards
@@ -680,7 +680,7 @@ def test_many_events_make_one_look_and_one_more_for_those_that_came_meanwhile(
 def test_each_periodic_look_gives_cards_that_are_well_to_the_queue(
     looks: Callable[..., Looks],
 ) -> None:
-    """What had to be left undone, and no event tells of, is tried again."""
+    """What had to be left undone, and no event reports, is tried again."""
     look = looks()
     look.run(look.inventory.check_all())
     assert look.queued == [look.one, look.other]
@@ -834,7 +834,9 @@ def serves(look: Looks, region: RegionId) -> bool:
     ("story", "recovers"),
     [
         pytest.param([(1, "well")], 11, id="nobody else has to look"),
-        pytest.param([(1, "well"), (6, "well"), (10, "well")], 11, id="looks do not begin it anew"),
+        pytest.param(
+            [(1, "well"), (6, "well"), (10, "well")], 11, id="looks do not begin it again"
+        ),
         pytest.param([(1, "well"), (5, "hot"), (6, "well")], 16, id="it was hot in between"),
         pytest.param([(3, "hot"), (9, "well")], 19, id="the time in which it was hot is none"),
         pytest.param(
@@ -920,7 +922,7 @@ def test_port_errors_are_told_of_where_they_are_asked_for_and_when_they_change(
         (True, {}, [{}]),
         (True, some, [shown[0]]),
         (False, some, []),
-        (True, some, [shown[0]]),  # asked for anew, perhaps by another pod
+        (True, some, [shown[0]]),  # asked for again, perhaps by another pod
     ]
     for number, (asked, errors, told) in enumerate(story):
         (debugged.add if asked else debugged.discard)(mine)

@@ -9,17 +9,17 @@ from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import found, scrub, start
 from test_debugging import POD as DEBUGGED
 from test_debugging import started
-from test_holders import A, holder
+from test_dra_steps import A, owner
 
 from fpga_plugin.allocation.journal import history
 from fpga_plugin.allocation.journal.history import MOST, Entry, Event, Kind, latest
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards.reports import Report, Step
-from fpga_plugin.ids import DeviceId, PodUid, RegionId
-from fpga_plugin.kubernetes.names import PodName
-from fpga_plugin.observability import historian
-from fpga_plugin.observability.historian import Historian
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodName, PodUid
+from fpga_plugin.observability import history_writer
+from fpga_plugin.observability.history_writer import HistoryWriter
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))
@@ -41,7 +41,7 @@ class Scene:
         self.ledger = Ledger(
             prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
         )
-        self.historian = Historian(
+        self.history_writer = HistoryWriter(
             self.ledger,
             lambda pod: PodName("team", "compress") if pod == POD else None,
             journal,
@@ -51,7 +51,7 @@ class Scene:
 
     def told(self):
         """Oldest first."""
-        self.historian.close()
+        self.history_writer.close()
         entries = reversed(list(latest(self.journal.path)))
         return [(one.region, one.kind.value, one.event) for one in entries]
 
@@ -64,12 +64,12 @@ def scene(journal):
 
 
 def test_a_claim_is_told_with_its_pod_and_how_long_it_held(scene):
-    scene.ledger.allocations.allocate(REGIONS, [P0])
-    scene.ledger.allocations.bind_pod([P0], POD)
+    scene.ledger.device_plugin.allocate(REGIONS, [P0])
+    scene.ledger.device_plugin.bind_pod([P0], POD)
     start(scene.ledger, P0)
-    claim = scene.ledger.claims[P0]
+    claim = scene.ledger.allocations[P0]
     scene.now = claim.since + 30.0
-    scene.ledger.allocations.release([P0])
+    scene.ledger.device_plugin.release([P0])
     (_, claimed, one), (_, released, other) = scene.told()
     assert (claimed, released) == ("claimed", "released")
     assert (other.pod, other.name) == (POD, "team/compress")
@@ -78,8 +78,8 @@ def test_a_claim_is_told_with_its_pod_and_how_long_it_held(scene):
 
 
 def test_a_claim_is_told_once_whatever_becomes_of_it(scene):
-    scene.ledger.allocations.allocate(REGIONS, [P0])
-    scene.ledger.allocations.bind_pod([P0], POD)
+    scene.ledger.device_plugin.allocate(REGIONS, [P0])
+    scene.ledger.device_plugin.bind_pod([P0], POD)
     start(scene.ledger, P0)
     ((_, kind, event),) = scene.told()
     assert kind == "claimed"
@@ -87,7 +87,7 @@ def test_a_claim_is_told_once_whatever_becomes_of_it(scene):
 
 
 def test_a_whole_card_is_told_for_each_region(scene):
-    scene.ledger.allocations.allocate(WHOLE, [device(CARD)])
+    scene.ledger.device_plugin.allocate(WHOLE, [device(CARD)])
     assert [(region, kind) for region, kind, _ in scene.told()] == [
         (R0, "claimed"),
         (R1, "claimed"),
@@ -98,10 +98,10 @@ def test_a_whole_card_is_told_for_each_region(scene):
 def test_the_end_of_a_claim_over_two_cards_is_told_with_its_claim_on_both(scene, restarted):
     found(scene.ledger, OTHER)
     scrub(scene.ledger, OTHER)
-    scene.ledger.resource_claims.take(holder(A, P0, device(OTHER, 0)), [POD])
+    scene.ledger.dra.take(owner(A, P0, device(OTHER, 0)), [POD])
     if restarted:
-        scene.historian = Historian(scene.ledger, lambda _: None, scene.journal)
-    scene.ledger.resource_claims.end_holder(A)
+        scene.history_writer = HistoryWriter(scene.ledger, lambda _: None, scene.journal)
+    scene.ledger.dra.end_claim(A)
     told = [event for _, kind, event in scene.told() if kind == "released"]
     assert [(event.claim, event.pod) for event in told] == [("n/c", POD)] * 2
 
@@ -110,11 +110,11 @@ def test_a_region_that_is_kept_for_debugging_is_told_once_with_its_failure(journ
     scene = Scene(journal)
     scrub(scene.ledger, CARD)
     started(ledger=scene.ledger)
-    scene.ledger.allocations.release([P0])
+    scene.ledger.device_plugin.release([P0])
     scene.ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
     scene.ledger.work.keep(R0, 1000.0)
     scene.ledger.work.keep(R0, 500.0)  # the setting was made shorter
-    again = Historian(scene.ledger, lambda _: None, journal)  # a restart
+    again = HistoryWriter(scene.ledger, lambda _: None, journal)  # a restart
     scene.ledger.work.keep(R0, 400.0)
     again.close()
     kept = [(region, event) for region, kind, event in scene.told() if kind == "kept"]
@@ -127,19 +127,19 @@ def test_a_region_that_is_kept_for_debugging_is_told_once_with_its_failure(journ
 
 
 def test_a_restart_tells_no_claim_again(scene, journal):
-    scene.ledger.allocations.allocate(REGIONS, [P0])
+    scene.ledger.device_plugin.allocate(REGIONS, [P0])
     assert len(scene.told()) == 1
     journal.close()
     again = Scene(Journal(journal.path))
     assert len(again.told()) == 1
-    again.ledger.allocations.release([P0])
+    again.ledger.device_plugin.release([P0])
     assert [kind for _, kind, _ in again.told()] == ["claimed", "released"]
     again.journal.close()
 
 
 def test_a_scrub_and_a_programming_of_one_report_are_two_events_with_their_times(scene):
     steps = [Step("quiesce", 0.5), Step("program blank", 1.0), Step("program", 2.0)]
-    scene.historian.reported(
+    scene.history_writer.reported(
         Report(R0, scrubbed=True, steps=steps, afu_id=AFU, pod=POD, former=frozenset({"old"}))
     )
     (_, first, scrubbed), (_, second, programmed) = scene.told()
@@ -149,7 +149,7 @@ def test_a_scrub_and_a_programming_of_one_report_are_two_events_with_their_times
 
 
 def test_what_failed_says_why(scene):
-    scene.historian.reported(
+    scene.history_writer.reported(
         Report(R0, scrubbed=True, steps=[Step("quiesce", 0.5)], error="x" * 5000, failure="io")
     )
     ((_, kind, event),) = scene.told()
@@ -159,15 +159,15 @@ def test_what_failed_says_why(scene):
 
 def test_refusals_alike_in_a_row_are_one(scene):
     for words in ("no", "no", "other", "no"):
-        scene.historian.refused(POD, [P0], words)
-    scene.historian.reported(Report(R0, steps=[Step("program", 1.0)]))
-    scene.historian.refused(POD, [P0], "no")
+        scene.history_writer.refused(POD, [P0], words)
+    scene.history_writer.reported(Report(R0, steps=[Step("program", 1.0)]))
+    scene.history_writer.refused(POD, [P0], "no")
     kinds = [event.words for _, kind, event in scene.told() if kind == "refused"]
     assert kinds == ["no", "other", "no", "no"]
 
 
 def test_a_refusal_of_devices_that_are_not_there_is_nobodys(scene):
-    scene.historian.refused(None, [DeviceId("0000-99-00.0-p0"), DeviceId("\x1b[2J")], "no")
+    scene.history_writer.refused(None, [DeviceId("0000-99-00.0-p0"), DeviceId("\x1b[2J")], "no")
     assert scene.told() == []
 
 
@@ -218,12 +218,12 @@ def execute(path, *statements):
 
 
 def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
-    scene.ledger.allocations.allocate(REGIONS, [P0])
+    scene.ledger.device_plugin.allocate(REGIONS, [P0])
     journal.close()
     execute(journal.path, "DROP TABLE history")
     again = Journal(journal.path)
     assert again.set_aside is None
-    assert set(again.snapshot.claims) == {P0}
+    assert set(again.snapshot.allocations) == {P0}
     again.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
     assert len(list(latest(again.path))) == 1
     again.close()
@@ -245,13 +245,13 @@ def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
     ids=range(9),
 )
 def test_a_row_that_makes_no_sense_costs_no_claim_and_no_further_history(scene, journal, row):
-    scene.ledger.allocations.allocate(REGIONS, [P0])
+    scene.ledger.device_plugin.allocate(REGIONS, [P0])
     journal.close()
     execute(journal.path, f"INSERT INTO history VALUES {row}")
     again = Journal(journal.path)
     assert again.set_aside is None
     assert not again.left_out
-    assert set(again.snapshot.claims) == {P0}
+    assert set(again.snapshot.allocations) == {P0}
     again.remember([Entry(R1, Kind.SCRUBBED, Event(at=2.0))])
     assert list(latest(again.path)) == [Entry(R1, Kind.SCRUBBED, Event(at=2.0))]
     again.close()
@@ -261,19 +261,19 @@ def test_a_history_that_cannot_be_written_holds_up_nothing(scene, journal):
     journal.close()
     with pytest.raises(JournalError):
         journal.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
-    scene.historian.refused(POD, [P0], "no")
-    scene.historian.close()
+    scene.history_writer.refused(POD, [P0], "no")
+    scene.history_writer.close()
 
 
 def test_it_is_written_while_the_plugin_serves(scene, journal, monkeypatch):
-    monkeypatch.setattr(historian, "DELAY", 0.0)
+    monkeypatch.setattr(history_writer, "DELAY", 0.0)
 
     async def serve():
-        task = asyncio.create_task(scene.historian.run())
+        task = asyncio.create_task(scene.history_writer.run())
         for number in range(200):
-            scene.historian.refused(POD, [P0, P1], f"no {number}")
+            scene.history_writer.refused(POD, [P0, P1], f"no {number}")
         async with asyncio.timeout(60):
-            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing tells
+            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.01)
         task.cancel()
 
@@ -281,5 +281,5 @@ def test_it_is_written_while_the_plugin_serves(scene, journal, monkeypatch):
 
 
 def test_allocates_own_step_writes_no_history(scene, journal):
-    scene.ledger.allocations.allocate(REGIONS, [P0])
+    scene.ledger.device_plugin.allocate(REGIONS, [P0])
     assert list(latest(journal.path)) == []

@@ -15,6 +15,7 @@ from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_
 from fpga_plugin.bitstreams.places import all_places, place_of_path
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, SettingsError
+from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.observability.routes import _strings
 from fpga_plugin.policy.parse import parse_policy
@@ -115,7 +116,7 @@ READERS = {
     "pod uid": Reader(parse_pod_uid, DASHED, "[A-Za-z0-9-]{1,64}"),
     "name": Reader(parse_name, "kube-system", NAME),
     "resource": Reader(
-        lambda text: parse_resource(text, "fpga.intel.com"),
+        lambda text: parse_resource(text, ours("fpga.intel.com")),
         f"fpga.intel.com/region-{INTERFACE}",
         r"fpga\.intel\.com/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
         r"|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}",

@@ -21,7 +21,7 @@ PROGRAMS = frozenset({
 """How a command begins, as the documents have any."""
 
 HISTORY = "CHANGELOG.md"
-"""It tells of commands as they were."""
+"""It reports commands as they were."""
 
 BY_A_TEST = {
     "kubectl label node NODE feature.node": "tests/kubelet/test_install.py",
@@ -32,7 +32,11 @@ BY_A_TEST = {
     "kubectl get nodes": "its block in docs/install.md",
     "kubectl -n fpga-plugin get pods -o wide": "its block in docs/runbook.md",
     "helm test": "its block in docs/install.md",
+    "helm template": "tests/deploy/test_charts.py",
+    "helm package": "tests/image/test_publish.py",
+    "docker exec": "tests/kubelet/test_chart_life.py",
     "helm upgrade": "its block in docs/install.md",
+    "helm rollback fpga-plugin --namespace": "tests/kubelet/test_chart_life.py",
     "fpga-plugin-probe ": "tests/integration/test_http.py",
     "openssl pkeyutl -verify": "tests/image/test_publish.py",
     "make": "tests/unit/test_docs.py looks for the target",
@@ -41,8 +45,10 @@ BY_A_TEST = {
 }
 NOT_RUN = {
     "docker pull debian:bookworm-slim": "needs an engine and a registry",
-    "lspci ": "tells of the host's hardware",
-    "fuser ": "tells of the host's processes",
+    "docker save": "needs an engine",
+    "modprobe --dry-run dfl-pci": "reports the host's kernel",
+    "lspci ": "reports the host's hardware",
+    "fuser ": "reports the host's processes",
     "apt-get install": "changes the machine",
     "sudo apt-get install": "changes the machine",
     "chown -hR root:root": "changes the host's store",
@@ -50,7 +56,7 @@ NOT_RUN = {
     "curl NODE:9102/readyz": "needs the node's address",
     "grep -E 'Cap": "of a node's own process; tests/integration/test_sandbox.py reads the same",
     "git tag --sign": "takes the releaser's key",
-    "helm rollback": "kubectl and DaemonSet as with helm upgrade",
+    "helm rollback": "in docs/bitstreams.md as in docs/upgrade.md",
     "kubectl describe pod": "for people to read",
     "kubectl drain": "evicts the only node's pods",
     "kubectl uncordon": "without the node: the way back from kubectl drain",

@@ -13,7 +13,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards import interface_names
 from fpga_plugin.cards.interface_names import InterfaceNames
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)
@@ -102,7 +103,7 @@ def test_what_is_new_is_said_once(manifests: list[Manifest], told: list[str]) ->
 def test_an_alias_that_a_pod_has_is_said_to_wait_once_and_again_when_it_waits_again() -> None:
     ledger = make()
     looked(ledger, {INTERFACE: BOARD})
-    ledger.allocations.allocate(NAMED, [P0])
+    ledger.device_plugin.allocate(NAMED, [P0])
     swapped: Manifest = {OTHER_INTERFACE: BOARD}
     told = looked(ledger, swapped, swapped, {}, swapped)
     assert told.count(WAITS) == 2

@@ -22,13 +22,13 @@ from fpga_plugin.allocation.journal.history import Entry, Event, Kind
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.journal.peek import peek
 from fpga_plugin.allocation.journal.records import (
+    AliasBinding,
+    Allocation,
     Change,
-    Claim,
+    ClaimOwner,
     Condition,
-    Debug,
-    Epoch,
-    Holder,
-    Meaning,
+    DebugHold,
+    Fact,
     Prepared,
     RegionRecord,
     Tenancy,
@@ -41,8 +41,9 @@ from fpga_plugin.daemon import process as daemon
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import ClaimUid, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import RegionId, device_variable
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 from fpga_plugin.settings.settings import Settings
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -63,28 +64,28 @@ def lived(path: str) -> Ledger:
     """A journal with rows of every kind but those of damage."""
     journal = Journal(path)
     ledger = opened(journal)
-    ledger.allocations.kubelet_epoch("life 1")
+    ledger.device_plugin.kubelet_found("life 1")
     for card in (CARD, OTHER):
         found(ledger, card)
         scrub(ledger, card)
-    ledger.allocations.allocate(REGIONS, [P0, P1])
-    ledger.allocations.env_seen()
+    ledger.device_plugin.allocate(REGIONS, [P0, P1])
+    ledger.device_plugin.env_seen()
     start(ledger, P0)
-    ledger.allocations.bind_pod([P0], PodUid("pod-a"))
-    ledger.allocations.release([P0])
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], PodUid("pod-a"))
+    ledger.device_plugin.release([P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P1)
-    ledger.allocations.release([P1])
-    ledger.allocations.allocate(WHOLE, [device(OTHER)])
+    ledger.device_plugin.release([P1])
+    ledger.device_plugin.allocate(WHOLE, [device(OTHER)])
     ledger.work.faulted(RegionId(device(OTHER, 1)), "a reason\nof 2 lines, ünicode and 'quotes'")
-    ledger.work.set_debt(CARD.id, open_=True)
+    ledger.work.set_memory_clear_pending(CARD.id, open_=True)
     journal.close()
     return ledger
 
 
 def test_everything_survives(path: str) -> None:
     ledger = lived(path)
-    assert ledger.strays
+    assert ledger.pending_poststops
     assert Journal(path).snapshot == remembered(ledger, "boot")
 
 
@@ -92,7 +93,7 @@ def test_what_was_written_survives_a_death_without_close(path: str) -> None:
     journal = Journal(path)
     ledger = opened(journal)
     found(ledger, CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     copy = copied(path)
     journal.close()
     assert Journal(copy).snapshot == remembered(ledger, "boot")
@@ -112,7 +113,7 @@ def copied(path: str, only: tuple[str, ...] = (*LOG, "journal.sqlite3-wal")) -> 
 
 
 def behind(path: str) -> tuple[Journal, Ledger]:
-    """A journal of which most is in the file, and a claim and its image only in the log."""
+    """A journal of which most is in the file, and an allocation and its image only in the log."""
     journal = Journal(path)
     ledger = opened(journal)
     for card in (CARD, OTHER):
@@ -120,7 +121,7 @@ def behind(path: str) -> tuple[Journal, Ledger]:
         scrub(ledger, card)
     ledger.hardware.set_drained(OTHER.id, drained=True)
     journal.checkpoint()
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
     return journal, ledger
 
@@ -154,31 +155,33 @@ def test_a_write_ahead_log_that_is_lost_gives_no_region_out_unscrubbed(
             log.write(b"\xff" * 8)
     reopened = doubted(copy)
     assert "write-ahead log was lost or damaged" in reopened.doubt
-    reopened.write(Change(debts={CARD.id: True}))
+    reopened.write(Change(memory_clear_pending={CARD.id: True}))
     reopened.close()
     assert Journal(copy).doubt == "", "it was doubted once, and counts on from there"
 
 
-def test_a_claim_of_a_damaged_journal_gives_nobody_its_device_until_kubelet_told(path: str) -> None:
+def test_an_allocation_of_a_damaged_journal_gives_nobody_its_device_until_kubelet_told(
+    path: str,
+) -> None:
     """It may have ended since, and another pod have a region of the card."""
     journal, _ = behind(path)
     copy = copied(path, LOG)
     journal.close()
     damaged = Journal(copy)
-    old = Claim(P1, REGIONS, {RegionId(P1): CARD.regions[1].grant})
-    damaged.write(Change(claims={P1: old}))
+    old = Allocation(P1, REGIONS, {RegionId(P1): CARD.regions[1].grant})
+    damaged.write(Change(allocations={P1: old}))
     damaged.close()
     ledger = opened(Journal(copy))
     ledger.hardware.card_found(CARD, {}, BLANK)
-    assert P1 in ledger.claims
+    assert P1 in ledger.allocations
     with pytest.raises(RefusedError, match="is not known"):
-        ledger.allocations.allocate(REGIONS, [P1])
-    ledger.allocations.reconciled([CARD.id])
-    assert ledger.allocations.allocate(REGIONS, [P1])
+        ledger.device_plugin.allocate(REGIONS, [P1])
+    ledger.device_plugin.reconciled([CARD.id])
+    assert ledger.device_plugin.allocate(REGIONS, [P1])
 
 
 @pytest.mark.parametrize("prestarts", [0, 1], ids=["not started", "stopped"])
-def test_of_a_claim_of_a_damaged_journal_a_container_may_have_started_since(
+def test_of_an_allocation_of_a_damaged_journal_a_container_may_have_started_since(
     path: str, prestarts: int
 ) -> None:
     """Its PreStart may be what was lost.
@@ -188,22 +191,22 @@ def test_of_a_claim_of_a_damaged_journal_a_container_may_have_started_since(
     """
     journal = Journal(path)
     ledger = opened(journal)
-    ledger.allocations.kubelet_epoch("life 1")
+    ledger.device_plugin.kubelet_found("life 1")
     found(ledger, CARD)
     scrub(ledger, CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     for _ in range(prestarts):
-        ledger.allocations.prestart_seen([P0])
-        ledger.allocations.poststop_seen([P0])
-    assert ledger.allocations.balanced(P0) is bool(prestarts)
+        ledger.device_plugin.prestart_seen([P0])
+        ledger.device_plugin.poststop_seen([P0])
+    assert ledger.device_plugin.balanced(P0) is bool(prestarts)
     journal.checkpoint()
     start(ledger, P0)
     copy = copied(path, LOG)
     journal.close()
     ledger = opened(Journal(copy))
-    assert not ledger.claims[P0].started, "it is what was lost"
-    assert ledger.claims[P0].used
-    assert not ledger.allocations.balanced(P0)
+    assert not ledger.allocations[P0].started, "it is what was lost"
+    assert ledger.allocations[P0].used
+    assert not ledger.device_plugin.balanced(P0)
 
 
 @pytest.mark.parametrize("content", [None, "", "7", "00000000000000000007\n{}x"])
@@ -232,13 +235,13 @@ def swapped(path: str, other: str) -> None:
 
 
 def test_a_state_directory_that_comes_back_is_doubted_whatever_it_counts(path: str) -> None:
-    """In between, another one served: it has no claim of what the pods since then were given."""
+    """In between, another one served: it has no allocation of pods since then."""
     journal, _ = behind(path)
     journal.close()
     swapped(path, "first")
     second = Journal(path)
     assert second.doubt.startswith("the plugin last ran with another one, in ")
-    assert second.snapshot == Change(epochs={Epoch.LOST: second.doubt})
+    assert second.snapshot == Change(facts={Fact.LOST: second.doubt})
     assert second.set_aside is None, "there is nothing to keep a copy of"
     assert opened(second)
     second.close()
@@ -263,7 +266,7 @@ def test_a_marker_that_could_not_be_written_makes_the_next_start_doubt(path: str
     with structlog.testing.capture_logs() as logs:
         os.unlink(marker)
         journal, ledger = behind(path)
-        ledger.allocations.release([P0])
+        ledger.device_plugin.release([P0])
     (one,) = logs
     assert one["event"] == "the journal's marker cannot be written"
     journal.close()
@@ -300,8 +303,8 @@ def test_regions_that_a_lost_journal_may_have_known_may_hold_an_owners_image(
     ledger = opened(Journal(path))
     late = make_card(3, nodes=(4, 5))
     claimed = make_card(4, nodes=(6, 7))
-    ledger.allocations.adopt(REGIONS, device(claimed, 0), PodUid("pod"), env_of(claimed))
-    ledger.allocations.release([device(claimed, 0)])  # before its card is there
+    ledger.device_plugin.adopt(REGIONS, device(claimed, 0), PodUid("pod"), env_of(claimed))
+    ledger.device_plugin.release([device(claimed, 0)])  # before its card is there
     for card in (CARD, OTHER, late, claimed):
         found(ledger, card)
     images = {r.id: {None} for c in (CARD, OTHER, late, claimed) for r in c.regions}
@@ -316,7 +319,7 @@ def env_of(card: Card) -> dict[str, str]:
 def test_a_new_nodes_regions_hold_no_owners_images(path: str) -> None:
     for _ in range(2):
         journal = Journal(path)
-        assert Epoch.LOST not in journal.snapshot.epochs
+        assert Fact.LOST not in journal.snapshot.facts
         ledger = opened(journal)
         found(ledger, CARD)
         assert not ledger.images
@@ -328,12 +331,12 @@ def test_a_death_between_commit_and_count_costs_nothing(path: str, monkeypatch) 
     with monkeypatch.context() as patched:
         patched.setattr("fpga_plugin.allocation.journal.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
-            ledger.allocations.release([P0])
+            ledger.device_plugin.release([P0])
     copy = copied(path)
     journal.close()
     reopened = Journal(copy)
     assert reopened.doubt == ""
-    assert P0 not in reopened.snapshot.claims
+    assert P0 not in reopened.snapshot.allocations
 
 
 def died(*_: object) -> None:
@@ -345,15 +348,16 @@ def test_a_write_is_all_or_nothing(path: str) -> None:
     before = journal.snapshot
     ledger = opened(journal)
     found(ledger, CARD)
-    claims = ledger.allocations.allocate(REGIONS, [P0, P1])
+    allocations = ledger.device_plugin.allocate(REGIONS, [P0, P1])
     with pytest.raises(JournalError):
         journal.write(
             Change(
-                claims={c.device: None for c in claims}, resources={ResourceName("\udc80"): True}
+                allocations={c.device: None for c in allocations},
+                resources={ResourceName("\udc80"): True},
             )
         )
     journal.close()
-    assert len(Journal(path).snapshot.claims) == 2
+    assert len(Journal(path).snapshot.allocations) == 2
     assert before != Journal(path).snapshot
 
 
@@ -362,7 +366,7 @@ def test_folding_the_log_loses_nothing_and_never_raises(path: str, tmp_path) -> 
     ledger = opened(journal)
     found(ledger, CARD)
     journal.checkpoint()
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     journal.checkpoint()
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")
@@ -414,7 +418,7 @@ def test_what_is_written_while_the_log_is_folded_in_does_not_keep_it_growing(
 
 
 def passes(monkeypatch, beside=lambda: None) -> list[str]:
-    """The checkpoints that begin from now on; something is done before each is told of."""
+    """The checkpoints that begin from now on; something is done before each is notified of."""
     begun: list[str] = []
 
     class Connection(sqlite3.Connection):
@@ -458,7 +462,7 @@ def test_commits_of_a_thread_while_the_log_is_folded_in_do_not_keep_it_growing(p
 
 
 def test_a_log_is_not_folded_in_again_where_nothing_was_written(path: str, monkeypatch) -> None:
-    """SQLite before 3.51.3 may damage a database whose folded log begins anew meanwhile."""
+    """SQLite before 3.51.3 may damage a database whose folded log begins again meanwhile."""
     journal = Journal(path)
     begun = passes(monkeypatch)
     for write in (
@@ -547,18 +551,18 @@ def test_a_full_disk_leaves_the_journal_as_it_was_until_there_is_room(path: str)
     journal = Journal(path)
     ledger = opened(journal)
     found(ledger, CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     before = remembered(ledger, "boot")
     (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
     uid = PodUid("p" * 60_000)
     with pytest.raises(JournalError, match=r"journal\.sqlite3: database or disk is full: check"):
-        ledger.allocations.bind_pod([P0], uid)
+        ledger.device_plugin.bind_pod([P0], uid)
     assert before == _read(path)
     journal._db.execute("PRAGMA max_page_count = 1000000")
-    ledger.allocations.bind_pod([P0], uid)
+    ledger.device_plugin.bind_pod([P0], uid)
     assert remembered(ledger, "boot") == _read(path)
-    assert ledger.claims[P0].pod == uid
+    assert ledger.allocations[P0].pod == uid
 
 
 def _read(path: str) -> Change:
@@ -573,7 +577,7 @@ def test_a_closed_journal_is_an_error_and_not_a_crash(path: str) -> None:
     found(ledger, CARD)
     journal.close()
     with pytest.raises(JournalError, match="check that the state directory is writable"):
-        ledger.allocations.allocate(REGIONS, [P0])
+        ledger.device_plugin.allocate(REGIONS, [P0])
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path) -> None:
@@ -621,7 +625,7 @@ def test_a_journal_that_is_set_aside_or_put_back_is_closed_to_others_too(tmp_pat
     path.unlink()
     journal.keep()
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute(row("debts", "nonsense", "true"))
+        db.execute(row("memory_clear_pending", "nonsense", "true"))
     assert Journal(str(path)).set_aside
     assert modes(tmp_path).keys() >= {"journal.sqlite3", "journal.sqlite3.unreadable"}
     assert set(modes(tmp_path).values()) == {0o600}
@@ -658,12 +662,12 @@ def begins_anew(path: str) -> None:
     assert journal.set_aside == f"{path}.unreadable"
     assert os.path.exists(journal.set_aside)
     assert journal.doubt.startswith("it was set aside: "), "people read why"
-    assert journal.snapshot == Change(epochs={Epoch.LOST: journal.doubt})
+    assert journal.snapshot == Change(facts={Fact.LOST: journal.doubt})
     opened(journal)
     journal.close()
     again = Journal(path)
     assert (again.set_aside, again.doubt) == (None, "")
-    assert again.snapshot.epochs[Epoch.BOOT] == "boot"
+    assert again.snapshot.facts[Fact.BOOT] == "boot"
     again.close()
 
 
@@ -710,15 +714,15 @@ def row(kind: str, key: str, value: str) -> str:
 GRANT = '{"nodes":["/dev/dfl-port.0"],"shared":[],"mounts":[],"env":{}}'
 GRANTS = f'{{"{P0}":{GRANT}}}'
 CLAIM = (
-    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"touched":false,'
-    '"exposed":false,"pod":null,"epoch":"","prestarts":0,"poststops":0,"generation":0,"since":0.0}'
+    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"prestart_seen":false,'
+    '"missed_prestart":false,"pod":null,"instance":"","prestarts":0,"poststops":0,"number":0,"since":0.0}'
 )
 
 
-def claim(was: str = "", is_: str = "", *, of: str = CLAIM, device: str = P0) -> str:
-    """SQL that writes a claim, in which something is something else."""
+def allocation(was: str = "", is_: str = "", *, of: str = CLAIM, device: str = P0) -> str:
+    """SQL that writes an allocation, in which something is something else."""
     assert was in of
-    return row("claims", device, of.replace(was, is_))
+    return row("allocations", device, of.replace(was, is_))
 
 
 def record(was: str, is_: str) -> str:
@@ -782,7 +786,7 @@ def debug(old: str, new: str) -> str:
         '"seconds":600.0,"failure":"","until":0.0}'
     )
     assert old in sound
-    return row("debugs", P0, sound.replace(old, new))
+    return row("debug_holds", P0, sound.replace(old, new))
 
 
 NONSENSE = [
@@ -809,56 +813,60 @@ NONSENSE = [
         device(CARD),
         f'{{"region":"{device(CARD)}","condition":"BLANK","reason":"","afu_id":null}}',
     ),
-    claim(f'"{P0}"', f'"../{P0}"', device=f"../{P0}"),
-    claim(f'"device":"{P0}"', f'"device":"{P1}"'),
-    claim(REGIONS, WHOLE),
-    claim(REGIONS, "fpga.intel.com/region-../../etc"),
-    claim(REGIONS, f"x/../{REGIONS}"),
-    claim('"/dev/dfl-port.0"', "5"),
-    claim("/dev/dfl-port.0", "/dev/a b"),
-    claim("/dev/dfl-port.0", "dev/dfl-port.0"),
-    claim("/dev/dfl-port.0", "/" + 255 * "x"),
-    claim("/dev/dfl-port.0", "\\ud800"),
-    claim(GRANTS, f'{{"{P0}":{GRANT},"{P0}":{GRANT}}}'),
-    claim(GRANTS, f'{{"{P0}":["/dev/dfl-port.0"]}}'),
-    claim(GRANTS, "{}"),
-    claim(GRANTS, "7"),
-    claim('["/dev/dfl-port.0"]', "[]"),
-    claim('"shared":[]', '"shared":["dev"]'),
-    claim('"shared":[],', ""),
-    claim('"mounts":[]', '"mounts":[{"host_path":"a","container_path":"/b","read_only":true}]'),
-    claim('"mounts":[]', '"mounts":[{"host_path":"/a","container_path":"b","read_only":true}]'),
-    claim('"env":{}', '"env":{"A":1}'),
-    claim(f'{{"{P0}":', f'{{"{P1}":'),
-    claim(f'{{"{P0}":', f'{{"{device(OTHER, 0)}":'),
-    claim(f'{{"{P0}":', f'{{"{P0.upper()}":'),
-    claim('"prestarts":0', '"prestarts":-1'),
-    claim('"prestarts":0', '"prestarts":9223372036854775807'),
-    claim('"poststops":0', '"poststops":4294967296'),
-    claim('"poststops":0', '"poststops":"many"'),
-    claim('"started":false', '"started":"yes"'),
-    claim('"started":false', '"started":1'),
-    claim('"started":false', '"started":null'),
-    claim('"started":false,', ""),
-    claim('"started":false', '"stasted":true'),
-    claim('"started":false', '"started":true,"started":false'),
-    claim('"pod":null', '"pod":""'),
-    claim('"pod":null', f'"pod":"{"p" * 65537}"'),
-    claim('"epoch":""', f'"epoch":"{"e" * 65537}"'),
-    claim('"since":0.0', '"since":9e999'),
-    claim('"since":0.0', '"since":100000000000.0'),
-    claim('"since":0.0', '"since":-1.0'),
+    allocation(f'"{P0}"', f'"../{P0}"', device=f"../{P0}"),
+    allocation(f'"device":"{P0}"', f'"device":"{P1}"'),
+    allocation(REGIONS, WHOLE),
+    allocation(REGIONS, "fpga.intel.com/region-../../etc"),
+    allocation(REGIONS, f"x/../{REGIONS}"),
+    allocation('"/dev/dfl-port.0"', "5"),
+    allocation("/dev/dfl-port.0", "/dev/a b"),
+    allocation("/dev/dfl-port.0", "dev/dfl-port.0"),
+    allocation("/dev/dfl-port.0", "/" + 255 * "x"),
+    allocation("/dev/dfl-port.0", "\\ud800"),
+    allocation(GRANTS, f'{{"{P0}":{GRANT},"{P0}":{GRANT}}}'),
+    allocation(GRANTS, f'{{"{P0}":["/dev/dfl-port.0"]}}'),
+    allocation(GRANTS, "{}"),
+    allocation(GRANTS, "7"),
+    allocation('["/dev/dfl-port.0"]', "[]"),
+    allocation('"shared":[]', '"shared":["dev"]'),
+    allocation('"shared":[],', ""),
+    allocation(
+        '"mounts":[]', '"mounts":[{"host_path":"a","container_path":"/b","read_only":true}]'
+    ),
+    allocation(
+        '"mounts":[]', '"mounts":[{"host_path":"/a","container_path":"b","read_only":true}]'
+    ),
+    allocation('"env":{}', '"env":{"A":1}'),
+    allocation(f'{{"{P0}":', f'{{"{P1}":'),
+    allocation(f'{{"{P0}":', f'{{"{device(OTHER, 0)}":'),
+    allocation(f'{{"{P0}":', f'{{"{P0.upper()}":'),
+    allocation('"prestarts":0', '"prestarts":-1'),
+    allocation('"prestarts":0', '"prestarts":9223372036854775807'),
+    allocation('"poststops":0', '"poststops":4294967296'),
+    allocation('"poststops":0', '"poststops":"many"'),
+    allocation('"started":false', '"started":"yes"'),
+    allocation('"started":false', '"started":1'),
+    allocation('"started":false', '"started":null'),
+    allocation('"started":false,', ""),
+    allocation('"started":false', '"stasted":true'),
+    allocation('"started":false', '"started":true,"started":false'),
+    allocation('"pod":null', '"pod":""'),
+    allocation('"pod":null', f'"pod":"{"p" * 65537}"'),
+    allocation('"instance":""', f'"instance":"{"e" * 65537}"'),
+    allocation('"since":0.0', '"since":9e999'),
+    allocation('"since":0.0', '"since":100000000000.0'),
+    allocation('"since":0.0', '"since":-1.0'),
     tenancy('"/dev/dfl-port.0"', LONG),
-    row("debts", P0, "true"),
-    row("debts", CARD.id, "false"),
-    row("debts", CARD.id, "1"),
-    row("debts", CARD.id.replace("-", ":"), "true"),
+    row("memory_clear_pending", P0, "true"),
+    row("memory_clear_pending", CARD.id, "false"),
+    row("memory_clear_pending", CARD.id, "1"),
+    row("memory_clear_pending", CARD.id.replace("-", ":"), "true"),
     row("debt", CARD.id, "true"),
     f"INSERT INTO journal VALUES (x'00', '{CARD.id}', 'true')",
-    "INSERT INTO journal VALUES ('debts', x'00', 'true')",
-    row("strays", "zzz", "1"),
-    row("strays", device(OTHER, 0), "-1"),
-    row("strays", device(OTHER, 0), "0"),
+    "INSERT INTO journal VALUES ('memory_clear_pending', x'00', 'true')",
+    row("pending_poststops", "zzz", "1"),
+    row("pending_poststops", device(OTHER, 0), "-1"),
+    row("pending_poststops", device(OTHER, 0), "0"),
     tenancy_key("pod-b", ""),
     tenancy_key(P0, CARD.id),
     tenancy_key(P0, "zzz"),
@@ -879,9 +887,9 @@ NONSENSE = [
     tenancy('"/t/p"', '"' + "x" * 4097 + '"'),
     row("resources", "fpga.intel.com/x\n../y", "true"),
     row("resources", f"{REGIONS}\n", "true"),
-    row("epochs", "kubelet", "7"),
-    row("epochs", "kubelet", '""'),
-    row("epochs", "somebody", '"1"'),
+    row("facts", "kubelet", "7"),
+    row("facts", "kubelet", '""'),
+    row("facts", "somebody", '"1"'),
 ]
 
 
@@ -896,36 +904,38 @@ def test_rows_that_no_plugin_wrote_are_left_out(path: str, statement: str) -> No
     # No condition counts, and kubelet is asked for owners that may be missing.
     assert opened(journal).unreconciled >= {CARD.id, OTHER.id}
     assert {r.condition for r in snapshot.regions.values()} <= {Condition.DIRTY, Condition.FAULTED}
-    # The other card's claim, fault and debts are as they were.
-    assert snapshot.debts.keys() <= {CARD.id}
-    assert snapshot.debts or "'debts'" in statement
-    assert device(OTHER) in snapshot.claims
+    # The other card's allocation, fault and memory_clear_pending are as they were.
+    assert snapshot.memory_clear_pending.keys() <= {CARD.id}
+    assert snapshot.memory_clear_pending or "'memory_clear_pending'" in statement
+    assert device(OTHER) in snapshot.allocations
     if not statement.startswith("UPDATE"):
         records = snapshot.regions.values()
         faulted = {r.region for r in records if r.condition is Condition.FAULTED}
         assert faulted == {RegionId(device(OTHER, 1))}
     # It is mended: a second start finds nothing wrong, and what is done is written.
-    opened(journal).allocations.release([device(OTHER)])
+    opened(journal).device_plugin.release([device(OTHER)])
     journal.close()
     again = Journal(path)
     assert not again.left_out
-    assert device(OTHER) not in again.snapshot.claims
+    assert device(OTHER) not in again.snapshot.allocations
     again.close()
     with sqlite3.connect(f"{path}.unreadable") as db:
-        assert db.execute("SELECT 1 FROM journal WHERE kind = 'claims'").fetchone()
+        assert db.execute("SELECT 1 FROM journal WHERE kind = 'allocations'").fetchone()
     db.close()
 
 
-def test_a_card_that_is_claimed_in_both_ways_has_no_claim_until_kubelet_tells(path: str) -> None:
+def test_a_card_that_is_claimed_in_both_ways_has_no_allocation_until_kubelet_tells(
+    path: str,
+) -> None:
     lived(path)
     whole = CLAIM.replace(f'"device":"{P0}"', f'"device":"{device(CARD)}"')
-    run(path, claim(REGIONS, WHOLE, of=whole, device=device(CARD)))
+    run(path, allocation(REGIONS, WHOLE, of=whole, device=device(CARD)))
     journal = Journal(path)
-    assert journal.left_out == (f"claims on {CARD.id}, as a whole and by region",)
-    assert list(journal.snapshot.claims) == [device(OTHER)]
+    assert journal.left_out == (f"allocations on {CARD.id}, as a whole and by region",)
+    assert list(journal.snapshot.allocations) == [device(OTHER)]
     ledger = opened(journal)
     found(ledger, CARD)
-    assert ledger.allocations.adopt(REGIONS, P0, PodUid("pod-a"), {}).pod == "pod-a"
+    assert ledger.device_plugin.adopt(REGIONS, P0, PodUid("pod-a"), {}).pod == "pod-a"
     journal.close()
 
 
@@ -950,15 +960,21 @@ def test_a_plugin_that_dies_while_it_mends_finds_everything_again(path: str, mon
             Journal(path)
     journal = Journal(path)
     assert len(journal.left_out) == 1
-    assert device(OTHER) in journal.snapshot.claims
+    assert device(OTHER) in journal.snapshot.allocations
 
 
 def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
     lived(path)
-    run(path, claim(), tenancy(), row("strays", P1, "3"), row("epochs", "kubelet", '"1"'))
+    run(
+        path,
+        allocation(),
+        tenancy(),
+        row("pending_poststops", P1, "3"),
+        row("facts", "kubelet", '"1"'),
+    )
     journal = Journal(path)
     assert journal.set_aside is None
-    found = journal.snapshot.claims[P0]
+    found = journal.snapshot.allocations[P0]
     assert found is not None
     assert found.nodes == ((RegionId(P0), "/dev/dfl-port.0"),)
 
@@ -966,27 +982,27 @@ def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
 TENANCY_KEY = TenancyKey(RegionId(P0), 7, PodUid("pod"))
 UID = ClaimUid("0f1c2d3e-0000-4000-8000-000000000001")
 EVERYTHING = Change(
-    epochs={Epoch.BOOT: "a", Epoch.KUBELET: "b", Epoch.ENVIRONMENT: "c", Epoch.LOST: "d"},
-    claims={
-        P0: Claim(
+    facts={Fact.BOOT: "a", Fact.KUBELET: "b", Fact.ENVIRONMENT: "c", Fact.LOST: "d"},
+    allocations={
+        P0: Allocation(
             device=P0,
             resource=REGIONS,
             grants={
                 RegionId(P0): Grant(("/dev/a",), ("/dev/b",), (Mount("/c", "/d"),), {"E": "f"})
             },
             started=True,
-            touched=True,
-            exposed=True,
+            prestart_seen=True,
+            missed_prestart=True,
             pod=PodUid("pod"),
-            epoch="b",
+            instance="b",
             prestarts=2,
             poststops=1,
-            generation=7,
+            number=7,
             since=1.5,
         )
     },
     regions={RegionId(P0): RegionRecord(RegionId(P0), Condition.FAULTED, "why", AFU)},
-    debts={CARD.id: True},
+    memory_clear_pending={CARD.id: True},
     drained={CARD.id: True},
     rebinding={CARD.id: True},
     tenancies={
@@ -998,8 +1014,8 @@ EVERYTHING = Change(
             cgroups=(Cgroup("/t", "/t/p", 1, 2),),
         )
     },
-    holders={
-        UID: Holder(
+    claim_owners={
+        UID: ClaimOwner(
             UID,
             "space",
             "claim",
@@ -1013,42 +1029,42 @@ EVERYTHING = Change(
         )
     },
     images={TenantImage(RegionId(P0), AFU): True},
-    meanings={ResourceName(f"{PREFIX}/region-gzip"): Meaning("0" * 32, current=True)},
+    alias_bindings={ResourceName(f"{PREFIX}/region-gzip"): AliasBinding("0" * 32, current=True)},
     resources={REGIONS: True},
-    strays={P0: 3},
-    debugs={
-        RegionId(P0): Debug(
+    pending_poststops={P0: 3},
+    debug_holds={
+        RegionId(P0): DebugHold(
             RegionId(P0), PodUid("pod"), "space", "name", ("app",), 600.0, "why", 1000.5
         )
     },
 )
 
 FORM = f"""\
-claims|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/a"],\
+alias_bindings|{PREFIX}/region-gzip|{{"interface_id":"{"0" * 32}","current":true}}
+allocations|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/a"],\
 "shared":["/dev/b"],"mounts":[{{"host_path":"/c","container_path":"/d","read_only":true}}],\
 "env":{{"E":"f"}}}}}},\
-"started":true,"touched":true,"exposed":true,"pod":"pod","epoch":"b","prestarts":2,"poststops":1,\
-"generation":7,"since":1.5}}
-commits||2
-debts|{CARD.id}|true
-debugs|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
-"seconds":600.0,"failure":"why","until":1000.5}}
-drained|{CARD.id}|true
-epochs|boot|"a"
-epochs|environment|"c"
-epochs|kubelet|"b"
-epochs|lost|"d"
-holders|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
+"started":true,"prestart_seen":true,"missed_prestart":true,"pod":"pod","instance":"b","prestarts":2,"poststops":1,\
+"number":7,"since":1.5}}
+claim_owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
 "requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
 "prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
 "debug":true}}}},"ended":true}}
+commits||2
+debug_holds|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
+"seconds":600.0,"failure":"why","until":1000.5}}
+drained|{CARD.id}|true
+facts|boot|"a"
+facts|environment|"c"
+facts|kubelet|"b"
+facts|lost|"d"
 identity||{"0" * 32}
 images|{{"region":"{P0}","afu_id":"{AFU}"}}|true
-meanings|{PREFIX}/region-gzip|{{"interface_id":"{"0" * 32}","current":true}}
+memory_clear_pending|{CARD.id}|true
+pending_poststops|{P0}|3
 rebinding|{CARD.id}|true
 regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}"}}
 resources|{REGIONS}|true
-strays|{P0}|3
 tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|{{"key":{{"region":"{P0}",\
 "allocation":7,"pod":"pod"}},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,\
 "cgroups":[{{"tree":"/t","path":"/t/p","device":1,"inode":2}}]}}
@@ -1072,14 +1088,14 @@ def test_the_form_of_the_rows_is_that_of_their_number(path: str) -> None:
 
 def test_a_locked_journal_is_not_taken_for_an_unreadable_one(path: str) -> None:
     lived(path)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
+    owner = sqlite3.connect(path, isolation_level=None)
+    owner.execute("BEGIN EXCLUSIVE")
     with pytest.raises(JournalError, match="locked"):
         Journal(path)
-    holder.execute("ROLLBACK")
-    holder.close()
+    owner.execute("ROLLBACK")
+    owner.close()
     assert not os.path.exists(f"{path}.unreadable")
-    assert Journal(path).snapshot.claims
+    assert Journal(path).snapshot.allocations
 
 
 @pytest.mark.parametrize(
@@ -1092,7 +1108,9 @@ def test_a_locked_journal_is_not_taken_for_an_unreadable_one(path: str) -> None:
 def test_who_only_looks_sees_all_of_it_or_is_told(path: str, damage: str, why: str) -> None:
     ledger = lived(path)
     found = peek(os.path.dirname(path))
-    assert found.owners == {claim.device: claim.ownership for claim in ledger.claims.values()}
+    assert found.owners == {
+        allocation.device: allocation.ownership for allocation in ledger.allocations.values()
+    }
     assert found.conditions == {r.region: (r.condition, r.reason) for r in ledger.regions.values()}
     run(path, damage)
     with pytest.raises(JournalError, match=f"cannot be read: {why}"):
@@ -1111,13 +1129,13 @@ def test_until_kubelets_records_were_adopted_owners_that_the_journal_lacks_are_e
     opened(journal).hardware.card_found(CARD, {}, BLANK)
     journal.close()
     journal = Journal(path)
-    assert journal.snapshot.epochs[Epoch.BOOT] == "boot"
+    assert journal.snapshot.facts[Fact.BOOT] == "boot"
     ledger = opened(journal)
     assert ledger.unreconciled == {CARD.id}
     ledger.hardware.card_found(CARD, {}, BLANK)
-    ledger.allocations.adopt(REGIONS, P0, PodUid("pod-a"), {})
+    ledger.device_plugin.adopt(REGIONS, P0, PodUid("pod-a"), {})
     assert ledger.unreconciled == {CARD.id}
-    ledger.allocations.reconciled([CARD.id])
+    ledger.device_plugin.reconciled([CARD.id])
     assert not ledger.unreconciled
     journal.close()
     assert opened(Journal(path)).unreconciled == {CARD.id}, "each life asks again"
@@ -1144,7 +1162,7 @@ def test_a_journal_that_is_damaged_while_it_is_used_says_what_helps(path: str) -
         file.write(b"\xa5" * (size - 4096))
     journal._db.execute("PRAGMA cache_size = 0")
     with pytest.raises(JournalError, match="malformed: restart the plugin, which sets it aside"):
-        ledger.allocations.release([device(OTHER)])
+        ledger.device_plugin.release([device(OTHER)])
     journal.close()
     begins_anew(path)
 
@@ -1173,13 +1191,13 @@ def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: 
         journal.checkpoint()  # makes no empty one, but of the log
     if "log" in what:
         assert os.path.exists(f"{path}-wal") == (what == "another log")
-    ledger.allocations.release([device(OTHER)])
-    ledger.work.set_debt(CARD.id, open_=False)
+    ledger.device_plugin.release([device(OTHER)])
+    ledger.work.set_memory_clear_pending(CARD.id, open_=False)
     assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) & 0o077 == 0 or what != "directory"
     copy = Journal(copied(path))
     assert copy.snapshot == remembered(ledger, "boot")
     copy.close()
-    ledger.work.set_debt(CARD.id, open_=True)
+    ledger.work.set_memory_clear_pending(CARD.id, open_=True)
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")
 
@@ -1202,7 +1220,7 @@ def test_nothing_that_sqlite_does_with_the_log_passes_for_a_removal(tmp_path, pa
     with structlog.testing.capture_logs() as logs:
         for what in (
             lambda: written(journal, 3 << 20),
-            journal.checkpoint,  # the next write begins it anew and shortens it
+            journal.checkpoint,  # the next write begins it again and shortens it
             lambda: journal._db.execute("PRAGMA wal_checkpoint(RESTART)"),
             lambda: journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)"),
             lambda: peek(str(tmp_path)),
@@ -1230,10 +1248,10 @@ def test_a_journal_that_cannot_be_put_back_refuses_what_it_cannot_keep(tmp_path)
     (tmp_path / "state").write_text("a file")
     before = remembered(ledger, "boot")
     with pytest.raises(JournalError, match="check that the state directory is writable"):
-        ledger.allocations.release([device(OTHER)])
+        ledger.device_plugin.release([device(OTHER)])
     journal.keep()  # logs
     assert remembered(ledger, "boot") == before
     (tmp_path / "state").unlink()
-    assert ledger.allocations.release([device(OTHER)])
+    assert ledger.device_plugin.release([device(OTHER)])
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")

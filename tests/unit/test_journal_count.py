@@ -50,10 +50,10 @@ def test_a_log_that_is_lost_after_a_death_before_the_count_is_doubted(
     with monkeypatch.context() as patched:
         patched.setattr("fpga_plugin.allocation.journal.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
-            ledger.allocations.release([P0])
+            ledger.device_plugin.release([P0])
     journal.close()
     reopened = Journal(path)
-    reopened.write(Change(debts={CARD.id: True}))
+    reopened.write(Change(memory_clear_pending={CARD.id: True}))
     copy = copied(path, LOG)
     reopened.close()
     doubted(copy).close()
@@ -80,7 +80,7 @@ def test_what_fails_within_a_transaction_keeps_no_later_one_from_being_written(p
     journal = Journal(path)
 
     def statements():
-        yield from rows.statements(Change(debts={CARD.id: True}))
+        yield from rows.statements(Change(memory_clear_pending={CARD.id: True}))
         raise sqlite3.OperationalError("disk I/O error")
 
     with pytest.raises(JournalError):
@@ -88,7 +88,7 @@ def test_what_fails_within_a_transaction_keeps_no_later_one_from_being_written(p
     journal.write(Change(drained={CARD.id: True}))
     journal.close()
     again = Journal(path)
-    assert (again.snapshot.debts, again.snapshot.drained) == ({}, {CARD.id: True})
+    assert (again.snapshot.memory_clear_pending, again.snapshot.drained) == ({}, {CARD.id: True})
     again.close()
 
 
@@ -109,7 +109,7 @@ def test_what_is_in_the_way_is_no_part_of_a_journal_that_is_put_back(path: str) 
     journal, ledger = behind(path)
     os.mkdir(folder := os.path.join(os.path.dirname(path), "other"))
     other, _ = behind(os.path.join(folder, "journal.sqlite3"))
-    other.write(Change(debts={CARD.id: True}))
+    other.write(Change(memory_clear_pending={CARD.id: True}))
     for suffix in ("", "-wal"):
         os.unlink(path + suffix)
         shutil.copyfile(other.path + suffix, path + suffix)

@@ -18,15 +18,16 @@ from fpga_plugin.allocation.journal.history import latest
 from fpga_plugin.allocation.journal.journal import JOURNAL_FILE, Journal, JournalError
 from fpga_plugin.allocation.journal.peek import Peek, peek
 from fpga_plugin.allocation.journal.records import (
+    AliasBinding,
+    Allocation,
     Change,
-    Claim,
-    Epoch,
-    Holder,
-    Meaning,
+    ClaimOwner,
+    Fact,
     TenantImage,
 )
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName
 
 
 @pytest.fixture
@@ -93,11 +94,11 @@ CARD, OTHER = make_card(1), make_card(2)
 P0, P1 = device(CARD, 0), device(CARD, 1)
 UID = ClaimUid("0f1c2d3e-0000-4000-8000-000000000001")
 SOUND = Change(
-    holders={UID: Holder(UID, "space", "claim", (P0, P1), {P0: ("a",), P1: ("b",)})},  # type: ignore[arg-type]
+    claim_owners={UID: ClaimOwner(UID, "space", "claim", (P0, P1), {P0: ("a",), P1: ("b",)})},  # type: ignore[arg-type]
     images={TenantImage(RegionId(P0), AFU): True},
-    meanings={ResourceName(f"{PREFIX}/region-gzip"): Meaning(INTERFACE, current=True)},
-    claims={
-        device(CARD): Claim(
+    alias_bindings={ResourceName(f"{PREFIX}/region-gzip"): AliasBinding(INTERFACE, current=True)},
+    allocations={
+        device(CARD): Allocation(
             device(CARD), WHOLE, {RegionId(d): Grant((f"/dev/{d}",)) for d in (P0, P1)}
         )
     },
@@ -120,16 +121,16 @@ def test_what_the_ledger_writes_is_read(db: sqlite3.Connection) -> None:
 @pytest.mark.parametrize(
     ("kind", "column", "was", "is_"),
     [
-        ("holders", "key", "0001", "0002"),
-        ("holders", "value", f'["{P0}","{P1}"]', "[]"),
-        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","{P1}"]'),
-        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","../x"]'),
-        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}"]'),
+        ("claim_owners", "key", "0001", "0002"),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', "[]"),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","{P1}"]'),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","../x"]'),
+        ("claim_owners", "value", f'["{P0}","{P1}"]', f'["{P0}"]'),
         ("images", "key", P0, CARD.id),
         ("images", "key", P0, "../x"),
-        ("meanings", "key", "region-gzip", "region-blank"),
-        ("meanings", "key", "region-gzip", "../gzip"),
-        ("claims", "value", f'"{P1}"', f'"{device(OTHER, 1)}"'),
+        ("alias_bindings", "key", "region-gzip", "region-blank"),
+        ("alias_bindings", "key", "region-gzip", "../gzip"),
+        ("allocations", "value", f'"{P1}"', f'"{device(OTHER, 1)}"'),
     ],
 )
 def test_rows_whose_parts_contradict_each_other_are_left_out(
@@ -143,36 +144,46 @@ def test_rows_whose_parts_contradict_each_other_are_left_out(
     assert not getattr(loaded.snapshot, kind)
 
 
-def test_a_holders_devices_need_not_all_be_of_a_request(db: sqlite3.Connection) -> None:
-    holder = Holder(UID, "space", "claim", (P0, P1), {P0: ("a",)})  # type: ignore[arg-type]
-    assert load(db, Change(holders={UID: holder})).left_out == ()
+def test_a_claims_devices_need_not_all_be_of_a_request(db: sqlite3.Connection) -> None:
+    owner = ClaimOwner(UID, "space", "claim", (P0, P1), {P0: ("a",)})  # type: ignore[arg-type]
+    assert load(db, Change(claim_owners={UID: owner})).left_out == ()
 
 
-def test_a_holder_of_no_device_is_none(db: sqlite3.Connection) -> None:
+def test_a_claim_owner_of_no_device_is_none(db: sqlite3.Connection) -> None:
     """Nothing would ever end it."""
     damage = f"""UPDATE journal SET value = replace(value, '["{P0}","{P1}"]', '[]')"""
-    loaded = load(db, SOUND, f"{damage} WHERE kind = 'holders'")
-    assert (len(loaded.left_out), loaded.snapshot.holders) == (1, {})
+    loaded = load(db, SOUND, f"{damage} WHERE kind = 'claim_owners'")
+    assert (len(loaded.left_out), loaded.snapshot.claim_owners) == (1, {})
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        Change(holders={UID: Holder(UID, "space", "claim", (), {})}),
-        Change(holders={UID: Holder(UID, "n" * (1 << 16) + "n", "claim", (P0,), {})}),
-        Change(holders={UID: Holder(UID, "space", "claim", (P0,), {P0: ("n" * 60000,) * 5})}),
-        Change(epochs={Epoch.LOST: "l" * (1 << 16) + "l"}),
-        Change(epochs={Epoch.LOST: "\udc80"}),
-        Change(claims={P1: Claim(P0, REGIONS, {RegionId(P0): Grant(("/dev/a",))})}),
+        Change(claim_owners={UID: ClaimOwner(UID, "space", "claim", (), {})}),
+        Change(claim_owners={UID: ClaimOwner(UID, "n" * (1 << 16) + "n", "claim", (P0,), {})}),
+        Change(
+            claim_owners={UID: ClaimOwner(UID, "space", "claim", (P0,), {P0: ("n" * 60000,) * 5})}
+        ),
+        Change(facts={Fact.LOST: "l" * (1 << 16) + "l"}),
+        Change(facts={Fact.LOST: "\udc80"}),
+        Change(allocations={P1: Allocation(P0, REGIONS, {RegionId(P0): Grant(("/dev/a",))})}),
         Change(images={TenantImage(RegionId(CARD.id), AFU): True}),
     ],
-    ids=["no device", "long text", "long row", "long epoch", "no text", "other key", "no region"],
+    ids=[
+        "no device",
+        "long text",
+        "long row",
+        "long instance",
+        "no text",
+        "other key",
+        "no region",
+    ],
 )
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, change: Change) -> None:
     """A row that is refused when it is read is forgotten by a restart, with what it protected."""
     journal = Journal(str(tmp_path / JOURNAL_FILE))
     with pytest.raises(JournalError, match="a row could not be read again"):
-        journal.write(Change(debts={CARD.id: True}) | change)
+        journal.write(Change(memory_clear_pending={CARD.id: True}) | change)
     journal.write(Change(drained={CARD.id: True}))
     journal.close()
     again = Journal(journal.path)

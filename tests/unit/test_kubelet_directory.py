@@ -1,4 +1,4 @@
-"""Kubelet's directory tells its listeners when to look, wherever it comes from and goes to."""
+"""Kubelet's directory reports its listeners when to look, wherever it comes from and goes to."""
 
 import asyncio
 import errno

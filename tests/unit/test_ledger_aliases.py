@@ -9,9 +9,10 @@ import pytest
 from doubles.cards import INTERFACE, OTHER_INTERFACE, PREFIX, device, make_card
 from ledger_support import MemoryJournal, found, scrub
 
-from fpga_plugin.allocation.journal.records import Meaning
+from fpga_plugin.allocation.journal.records import AliasBinding
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import Alias, InterfaceId, ResourceName
+from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)
 P0 = device(CARD, 0)
@@ -58,14 +59,14 @@ def test_free_devices_are_listed_by_the_alias_from_then_on(ledger: Ledger) -> No
 def test_an_alias_that_a_pod_has_goes_to_another_interface_id_only_after_it(ledger: Ledger) -> None:
     """Kubelet admits the pod again by this name: it must not be given another kind of card."""
     ledger.naming.call_interfaces({INTERFACE: BOARD})
-    ledger.allocations.allocate(REGION, [P0])
+    ledger.device_plugin.allocate(REGION, [P0])
     for _ in range(2):
         assert ledger.naming.call_interfaces({OTHER_INTERFACE: BOARD}) == {
             OTHER_INTERFACE: (BOARD, REGION)
         }
         assert ledger.aliases == {}
         assert means(ledger, REGION) == INTERFACE
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert ledger.naming.call_interfaces({OTHER_INTERFACE: BOARD}) == {}
     assert means(ledger, REGION) == OTHER_INTERFACE
     assert ledger.naming.present_resource(device(OTHER, 0)) == REGION
@@ -76,7 +77,7 @@ def test_an_alias_that_says_the_same_as_before_is_given_though_a_pod_has_it(
 ) -> None:
     """The manifest is read again and again."""
     ledger.naming.call_interfaces({INTERFACE: BOARD})
-    ledger.allocations.allocate(REGION, [P0])
+    ledger.device_plugin.allocate(REGION, [P0])
     writes = journal.writes
     assert ledger.naming.call_interfaces({INTERFACE: BOARD}) == {}
     assert ledger.aliases == {INTERFACE: BOARD}
@@ -87,19 +88,19 @@ def test_an_alias_that_is_withdrawn_is_left_to_the_pods_that_have_it(
     ledger: Ledger, journal: MemoryJournal
 ) -> None:
     ledger.naming.call_interfaces({INTERFACE: BOARD})
-    ledger.allocations.allocate(REGION, [P0])
+    ledger.device_plugin.allocate(REGION, [P0])
     ledger.naming.call_interfaces({})
-    assert ledger.meanings == {REGION: Meaning(INTERFACE, current=False)}
-    assert ledger.claims[P0].resource == REGION
+    assert ledger.alias_bindings == {REGION: AliasBinding(INTERFACE, current=False)}
+    assert ledger.allocations[P0].resource == REGION
     assert ledger.naming.present_resource(device(CARD, 1)) != REGION
     writes = journal.writes
     ledger.naming.call_interfaces({})
     assert journal.writes == writes
     again = life(journal)
     assert means(again, REGION) == INTERFACE, "after a restart, too"
-    again.allocations.release([P0])
+    again.device_plugin.release([P0])
     again.naming.call_interfaces({})
-    assert again.meanings == {}
+    assert again.alias_bindings == {}
 
 
 @pytest.mark.parametrize("aliases", [True, False])
@@ -108,12 +109,12 @@ def test_what_an_alias_meant_holds_after_a_restart_where_aliases_are_wanted(
 ) -> None:
     """The store may not answer for a while; where nobody wants aliases, free devices have none."""
     ledger.naming.call_interfaces({INTERFACE: BOARD, OTHER_INTERFACE: Alias("box")})
-    ledger.allocations.allocate(REGION, [P0])
+    ledger.device_plugin.allocate(REGION, [P0])
     again = life(journal, aliases=aliases)
     assert again.aliases == ({INTERFACE: BOARD, OTHER_INTERFACE: Alias("box")} if aliases else {})
     assert means(again, REGION) == INTERFACE, "a pod has it"
     if not aliases:
-        assert again.meanings == {REGION: Meaning(INTERFACE, current=False)}
+        assert again.alias_bindings == {REGION: AliasBinding(INTERFACE, current=False)}
 
 
 @pytest.mark.parametrize("what", ["a whole image", "functions"])

@@ -1,4 +1,4 @@
-"""How claims end, and what is refused: rules of the ledger that broke unnoticed.
+"""How allocations end, and what is refused: rules of the ledger that broke unnoticed.
 
 Each of these broke without a fast test failing (`make mutants`): the table of docs/proof.md.
 """
@@ -7,12 +7,13 @@ import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
 from ledger_support import MemoryJournal, former, found, gone, make_ledger, scrub, start
 
-from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
-from fpga_plugin.allocation.work import BY_HAND
+from fpga_plugin.allocation.work_steps import BY_HAND
 from fpga_plugin.errors import NotFinishedError, RefusedError
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD = make_card(1, nodes=(0, 1))
 OTHER = make_card(2, nodes=(2, 3))
@@ -27,8 +28,8 @@ def ledger() -> Ledger:
 
 
 def own(ledger: Ledger, one: DeviceId, pod: PodUid, *, begun: bool = True) -> None:
-    ledger.allocations.allocate(REGIONS, [one])
-    ledger.allocations.bind_pod([one], pod)
+    ledger.device_plugin.allocate(REGIONS, [one])
+    ledger.device_plugin.bind_pod([one], pod)
     if begun:
         start(ledger, one)
 
@@ -47,11 +48,11 @@ def condition(ledger: Ledger, region: RegionId = R0) -> Condition:
 def test_a_drained_card_is_given_to_its_owners_next_container_and_to_nobody_else(ledger: Ledger):
     own(ledger, P0, POD_A, begun=False)
     ledger.hardware.set_drained(CARD.id, drained=True)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     with pytest.raises(RefusedError, match="being taken out of service") as refused:
-        ledger.allocations.allocate(REGIONS, [P1])
+        ledger.device_plugin.allocate(REGIONS, [P1])
     assert "undrain" in refused.value.hint
-    assert P1 not in ledger.claims
+    assert P1 not in ledger.allocations
 
 
 def test_a_card_whose_driver_is_being_rebound_is_given_to_nobody(ledger: Ledger) -> None:
@@ -60,13 +61,13 @@ def test_a_card_whose_driver_is_being_rebound_is_given_to_nobody(ledger: Ledger)
     ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     for one in (P0, P1):
         with pytest.raises(RefusedError):
-            ledger.allocations.allocate(REGIONS, [one])
+            ledger.device_plugin.allocate(REGIONS, [one])
 
 
 def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> None:
     journal = MemoryJournal()
     before = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    before.allocations.kubelet_epoch("life 1")
+    before.device_plugin.kubelet_found("life 1")
     found(before, CARD)
     scrub(before, CARD)
     own(before, P0, POD_A)
@@ -75,79 +76,84 @@ def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> N
     )
     found(ledger, CARD)
     with pytest.raises(RefusedError, match="handed over with the functions that are on them"):
-        ledger.allocations.allocate(REGIONS, [P0])
-    assert ledger.claims[P0].pod == POD_A, "who has it keeps it"
-    ledger.allocations.release([P0])
+        ledger.device_plugin.allocate(REGIONS, [P0])
+    assert ledger.allocations[P0].pod == POD_A, "who has it keeps it"
+    ledger.device_plugin.release([P0])
     ledger.work.working([R0])
     ledger.work.clean(R0, AFU, blank=False)
     function = function_name(PREFIX, CARD, AFU)
-    for _ in range(2):  # the second pod's Allocate ends the first one's claim
-        (claim,) = ledger.allocations.allocate(function, [P0])
+    for _ in range(2):  # the second pod's Allocate ends the first one's allocation
+        (allocation,) = ledger.device_plugin.allocate(function, [P0])
         start(ledger, P0, program=False)
-    assert claim.resource == function
+    assert allocation.resource == function
     assert ledger.ends == {"released": 1, "implied": 1}
 
 
 def test_a_region_that_is_kept_for_its_operator_is_given_to_nobody(ledger: Ledger) -> None:
     """It is as its pod's failed container left it, and nothing of it was scrubbed."""
     own(ledger, P0, POD_A)
-    debug = Debug(R0, POD_A, "space", "name", (), 600.0)
-    ledger.allocations.started([ledger.claims[P0]], debug)
-    ledger.allocations.release([P0])
+    debug = DebugHold(R0, POD_A, "space", "name", (), 600.0)
+    ledger.device_plugin.started([ledger.allocations[P0]], debug)
+    ledger.device_plugin.release([P0])
     ledger.work.keep(R0, 1000.0)
     with pytest.raises(RefusedError, match="is kept"):
-        ledger.allocations.allocate(REGIONS, [P0])
+        ledger.device_plugin.allocate(REGIONS, [P0])
     ledger.work.end_debug([R0])
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
 
 
 def test_what_is_known_of_a_kept_region_is_written_once_and_of_no_other() -> None:
     ledger, journal = make_ledger(CARD)
     own(ledger, P0, POD_A)
-    ledger.allocations.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
-    ledger.allocations.release([P0])
+    ledger.device_plugin.started(
+        [ledger.allocations[P0]], DebugHold(R0, POD_A, "space", "name", (), 600.0)
+    )
+    ledger.device_plugin.release([P0])
     writes = journal.writes
     for _ in range(2):
         ledger.work.note_failure(R0, "it ended with 1")
         ledger.work.keep(R0, 1000.0)
         ledger.work.note_failure(R1, "nobody asked to look at it")
     assert journal.writes == writes + 2
-    assert set(journal.snapshot.debugs) == {R0}
-    assert journal.snapshot.debugs[R0].failure == "it ended with 1"
-    assert journal.snapshot.debugs[R0].until == 1000.0
+    assert set(journal.snapshot.debug_holds) == {R0}
+    assert journal.snapshot.debug_holds[R0].failure == "it ended with 1"
+    assert journal.snapshot.debug_holds[R0].until == 1000.0
 
 
 @pytest.mark.parametrize(
-    "how", ["Allocate", "kubelet's records", "his next container", "a claim that was found late"]
+    "how",
+    ["Allocate", "kubelet's records", "his next container", "an allocation that was found late"],
 )
 def test_another_owner_ends_what_was_to_be_looked_at(ledger: Ledger, how: str) -> None:
     own(ledger, P0, POD_A)
-    ledger.allocations.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
-    assert ledger.debugs
+    ledger.device_plugin.started(
+        [ledger.allocations[P0]], DebugHold(R0, POD_A, "space", "name", (), 600.0)
+    )
+    assert ledger.debug_holds
     if how == "Allocate":
-        ledger.allocations.allocate(REGIONS, [P0])
+        ledger.device_plugin.allocate(REGIONS, [P0])
     elif how == "his next container":
-        ledger.allocations.started([ledger.claims[P0]])
-    elif how == "a claim that was found late":
-        ledger.allocations.release([P0])
-        assert ledger.debugs
-        ledger.allocations.adopt(REGIONS, P0, POD_B, {})
+        ledger.device_plugin.started([ledger.allocations[P0]])
+    elif how == "an allocation that was found late":
+        ledger.device_plugin.release([P0])
+        assert ledger.debug_holds
+        ledger.device_plugin.adopt(REGIONS, P0, POD_B, {})
     else:
-        ledger.allocations.bind_pod(
+        ledger.device_plugin.bind_pod(
             [P0, P1], POD_B
-        )  # of P1 nobody has a claim, and nobody gets one
-        assert P1 not in ledger.claims
-    assert not ledger.debugs
+        )  # of P1 nobody has an allocation, and nobody gets one
+        assert P1 not in ledger.allocations
+    assert not ledger.debug_holds
 
 
-def test_each_allocate_and_prestart_counts_so_that_an_older_list_ends_no_claim(
+def test_each_allocate_and_prestart_counts_so_that_an_older_list_ends_no_allocation(
     ledger: Ledger,
 ) -> None:
     seen = [ledger.activity[P0]]
-    for step in (ledger.allocations.allocate, ledger.allocations.allocate):
+    for step in (ledger.device_plugin.allocate, ledger.device_plugin.allocate):
         step(REGIONS, [P0])
         seen.append(ledger.activity[P0])
-    ledger.allocations.prestart_seen([P0])
+    ledger.device_plugin.prestart_seen([P0])
     seen.append(ledger.activity[P0])
     assert len(set(seen)) == 4
 
@@ -155,18 +161,18 @@ def test_each_allocate_and_prestart_counts_so_that_an_older_list_ends_no_claim(
 def test_no_kubelet_is_known_to_send_an_environment_before_there_is_one() -> None:
     journal = MemoryJournal()
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    assert not ledger.allocations.sends_env
+    assert not ledger.device_plugin.sends_env
 
 
 # ------------------------------------------------------------------ whose region it was
 
 
 def test_regions_of_two_owners_whose_nodes_were_swapped_wait_for_both(ledger: Ledger) -> None:
-    """Each may have opened either region, and both claims end in one call (invariant 7)."""
+    """Each may have opened either region, and both allocations end in one call (invariant 7)."""
     own(ledger, P0, POD_A)
     own(ledger, P1, POD_B)
     swap_nodes(ledger)
-    ledger.allocations.release([P0, P1])
+    ledger.device_plugin.release([P0, P1])
     assert (former(ledger, R0), former(ledger, R1)) == ({POD_A}, {POD_B})
     strangers = [ledger.strangers(region) for region in ledger.cards[CARD.id].regions]
     assert [[one.pod for one in each] for each in strangers] == [[POD_B], [POD_A]]
@@ -177,7 +183,7 @@ def test_a_faulted_region_that_was_reached_by_its_node_stays_faulted(ledger: Led
     own(ledger, P0, POD_A)
     swap_nodes(ledger)
     ledger.work.faulted(R1, "PR failed")
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     gone(ledger, POD_A)
     assert ledger.record(R1).reason == "PR failed"
     assert condition(ledger, R1) is Condition.FAULTED
@@ -199,35 +205,35 @@ def test_who_is_waited_for_before_a_region_is_scrubbed(
 ) -> None:
     own(ledger, P0, POD_A, begun=False)
     if begun == "unseen":
-        ledger.allocations.kubelet_epoch("life 2")
+        ledger.device_plugin.kubelet_found("life 2")
     elif begun != "never":
-        ledger.allocations.prestart_seen([P0])
+        ledger.device_plugin.prestart_seen([P0])
     if begun == "early":
-        ledger.allocations.poststop_seen([P0])
+        ledger.device_plugin.poststop_seen([P0])
     if begun in {"blank", "early"}:
-        ledger.allocations.started([ledger.claims[P0]])
+        ledger.device_plugin.started([ledger.allocations[P0]])
     for _ in range(stops):
-        ledger.allocations.poststop_seen([P0])
-    ledger.allocations.release([P0])
+        ledger.device_plugin.poststop_seen([P0])
+    ledger.device_plugin.release([P0])
     assert former(ledger, R0) == waited_for
 
 
 @pytest.mark.parametrize(
     ("begun", "used"), [("refused", False), ("answered", True), ("unseen", True)]
 )
-def test_a_region_that_was_scrubbed_under_its_claim_is_used_by_the_next_start(
+def test_a_region_that_was_scrubbed_under_its_allocation_is_used_by_the_next_start(
     ledger: Ledger, begun: str, *, used: bool
 ) -> None:
     own(ledger, P0, POD_A)
-    ledger.allocations.poststop_seen([P0])
+    ledger.device_plugin.poststop_seen([P0])
     scrub(ledger, CARD, 0)
     if begun == "unseen":
-        ledger.allocations.kubelet_epoch("life 2")
+        ledger.device_plugin.kubelet_found("life 2")
     else:
-        ledger.allocations.prestart_seen([P0])
+        ledger.device_plugin.prestart_seen([P0])
     if begun == "answered":
-        ledger.allocations.started([ledger.claims[P0]])
-    ledger.allocations.release([P0])
+        ledger.device_plugin.started([ledger.allocations[P0]])
+    ledger.device_plugin.release([P0])
     assert condition(ledger) is (Condition.DIRTY if used else Condition.BLANK)
     assert former(ledger, R0) == ({POD_A} if used else set())
 
@@ -244,7 +250,7 @@ def test_a_region_that_was_scrubbed_under_its_claim_is_used_by_the_next_start(
 def test_a_dirty_region_says_why(ledger: Ledger, *, used: bool, reason: str, says: str) -> None:
     own(ledger, P0, POD_A, begun=used)
     ledger.work.dirty([R0], reason)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert ledger.record(R0).reason == says
 
 
@@ -252,7 +258,7 @@ def test_a_dirty_region_says_why(ledger: Ledger, *, used: bool, reason: str, say
 
 
 def test_nobodys_region_is_not_balanced(ledger: Ledger) -> None:
-    assert not ledger.allocations.balanced(P0)
+    assert not ledger.device_plugin.balanced(P0)
 
 
 @pytest.mark.parametrize("stays", [Condition.FAULTED, Condition.SCRUBBING])
@@ -264,59 +270,59 @@ def test_the_last_poststop_changes_nothing_about_a_region_that_is_lost_or_worked
         ledger.work.faulted(R0, "PR failed")
     else:
         ledger.work.working([R0])
-    assert ledger.allocations.poststop_seen([P0]) == (P0,)
+    assert ledger.device_plugin.poststop_seen([P0]) == (P0,)
     assert condition(ledger) is stays
 
 
 @pytest.mark.parametrize("by", ["adopted", "another pod's"])
-def test_the_poststops_of_a_claim_that_was_found_late_are_still_to_come(
+def test_the_poststops_of_an_allocation_that_was_found_late_are_still_to_come(
     ledger: Ledger, by: str
 ) -> None:
-    """Of it one PreStart was not seen, and those of earlier claims are counted first: else one of
-    them would end the count of the successor, whose container runs."""
+    """Of it one PreStart was not seen, and those of earlier allocations are counted first: else one
+    of them would end the count of the successor, whose container runs."""
     own(ledger, P0, POD_A)
     if by == "adopted":
-        ledger.allocations.release([P0])
-        assert ledger.strays[P0] == 1
-        ledger.allocations.adopt(REGIONS, P0, POD_B, {})
+        ledger.device_plugin.release([P0])
+        assert ledger.pending_poststops[P0] == 1
+        ledger.device_plugin.adopt(REGIONS, P0, POD_B, {})
     else:
-        ledger.allocations.bind_pod([P0], POD_B)
-    assert not ledger.strays.get(P0)
-    assert ledger.claims[P0].prestarts == 2
-    ledger.allocations.release([P0])
-    assert ledger.strays[P0] == 2
+        ledger.device_plugin.bind_pod([P0], POD_B)
+    assert not ledger.pending_poststops.get(P0)
+    assert ledger.allocations[P0].prestarts == 2
+    ledger.device_plugin.release([P0])
+    assert ledger.pending_poststops[P0] == 2
 
 
-def test_a_claim_that_nothing_preceded_owes_no_poststop_but_the_one_not_seen(ledger: Ledger):
-    ledger.allocations.adopt(REGIONS, P0, POD_A, {})
-    assert ledger.claims[P0].prestarts == 1
+def test_an_allocation_that_nothing_preceded_owes_no_poststop_but_the_one_not_seen(ledger: Ledger):
+    ledger.device_plugin.adopt(REGIONS, P0, POD_A, {})
+    assert ledger.allocations[P0].prestarts == 1
 
 
 def test_an_allocate_takes_over_the_poststops_that_are_still_to_come(ledger: Ledger) -> None:
-    (fresh,) = ledger.allocations.allocate(REGIONS, [P1])
+    (fresh,) = ledger.device_plugin.allocate(REGIONS, [P1])
     assert fresh.prestarts == 0
     own(ledger, P0, POD_A)
-    ledger.allocations.release([P0])
-    (claim,) = ledger.allocations.allocate(REGIONS, [P0])
-    assert claim.prestarts == 1
-    assert not ledger.strays.get(P0)
+    ledger.device_plugin.release([P0])
+    (allocation,) = ledger.device_plugin.allocate(REGIONS, [P0])
+    assert allocation.prestarts == 1
+    assert not ledger.pending_poststops.get(P0)
 
 
 def test_ends_are_counted_by_what_ended_them(ledger: Ledger) -> None:
     own(ledger, P0, POD_A)
     own(ledger, P0, POD_B)
     assert ledger.ends == {"implied": 1}
-    ledger.allocations.bind_pod([P0], POD_A)
+    ledger.device_plugin.bind_pod([P0], POD_A)
     assert ledger.ends == {"implied": 2}
     own(ledger, P1, POD_B)
-    ledger.allocations.release([P0, P1, "unknown"])
+    ledger.device_plugin.release([P0, P1, "unknown"])
     assert ledger.ends == {"implied": 2, "released": 2}
 
 
-def test_another_pods_claim_ends_and_no_other_of_the_call(ledger: Ledger) -> None:
+def test_another_pods_allocation_ends_and_no_other_of_the_call(ledger: Ledger) -> None:
     own(ledger, P0, POD_A)
     own(ledger, P1, POD_B)
-    ledger.allocations.bind_pod([P0, P1], POD_B)
+    ledger.device_plugin.bind_pod([P0, P1], POD_B)
     assert ledger.ends == {"implied": 1}
     assert former(ledger, R0) == {POD_A}
     assert not former(ledger, R1)
@@ -330,7 +336,7 @@ def test_an_adopted_resource_is_registered_so_that_kubelet_admits_its_pods_again
     gone = make_card(7, nodes=(8,), interface_id=CARD.interface_id)
     resource = ResourceName(REGIONS.replace("ce48", "0000"))
     node = {device_variable(RegionId(device(gone, 0))): "/dev/dfl-port.8"}
-    ledger.allocations.adopt(resource, device(gone, 0), POD_A, node)
+    ledger.device_plugin.adopt(resource, device(gone, 0), POD_A, node)
     assert resource in ledger.resources
     assert journal.snapshot.resources[resource], "after a restart of the plugin, too"
 
@@ -340,7 +346,7 @@ def test_adoption_writes_no_resource_again_that_is_known() -> None:
     written: list[Change] = []
     write = journal.write
     journal.write = lambda change: (written.append(change), write(change))[1]  # type: ignore[method-assign]
-    ledger.allocations.adopt(REGIONS, P0, POD_A, {})
+    ledger.device_plugin.adopt(REGIONS, P0, POD_A, {})
     assert [change.resources for change in written] == [{}]
 
 
@@ -353,7 +359,7 @@ def test_adoption_writes_no_resource_again_that_is_known() -> None:
         (Condition.SCRUBBING, Condition.SCRUBBING),
     ],
 )
-def test_what_an_adopted_claim_may_have_used_is_dirty(
+def test_what_an_adopted_allocation_may_have_used_is_dirty(
     ledger: Ledger, before: Condition, after: Condition
 ) -> None:
     if before is Condition.FAULTED:
@@ -363,7 +369,7 @@ def test_what_an_adopted_claim_may_have_used_is_dirty(
         ledger.work.working([R0])
         if before is Condition.PROGRAMMED:
             ledger.work.programmed_by_hand(R0, AFU)
-    ledger.allocations.adopt(REGIONS, P0, POD_A, {})
+    ledger.device_plugin.adopt(REGIONS, P0, POD_A, {})
     assert condition(ledger) is after
 
 
@@ -399,7 +405,7 @@ def test_what_the_hardware_still_calls_failed_is_not_tried_again(ledger: Ledger)
 def test_what_was_programmed_for_an_owner_that_left_meanwhile_is_nobodys(ledger: Ledger) -> None:
     own(ledger, P0, POD_A, begun=False)
     ledger.work.working([R0])
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     with pytest.raises(NotFinishedError, match="its owner left"):
         ledger.work.programmed(R0, AFU)
     assert condition(ledger) is Condition.SCRUBBING
@@ -410,7 +416,7 @@ def test_whoever_gets_a_region_after_its_former_owner_is_gone_ends_his_tenancy(
     ledger: Ledger, by: str
 ) -> None:
     own(ledger, P0, POD_A)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert former(ledger, R0) == {POD_A}
     if by == "hand":
         ledger.hardware.set_drained(CARD.id, drained=True)
@@ -454,7 +460,7 @@ def test_no_function_is_named_where_none_was_read() -> None:
 
 def test_an_owner_of_a_card_that_is_gone_is_not_asked_what_the_card_exposes(ledger: Ledger) -> None:
     """The call ends with what is wrong, not with an error of the plugin's own."""
-    ledger.allocations.allocate(WHOLE, [device(OTHER)])
+    ledger.device_plugin.allocate(WHOLE, [device(OTHER)])
     ledger.hardware.card_gone(OTHER.id)
     with pytest.raises(RefusedError):
-        ledger.allocations.allocate(WHOLE, [device(OTHER)])
+        ledger.device_plugin.allocate(WHOLE, [device(OTHER)])

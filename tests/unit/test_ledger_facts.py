@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_card
 from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy, trouble
-from test_holders import A, holder
+from test_dra_steps import A, owner
 
 from fpga_plugin.allocation.journal.records import (
+    AliasBinding,
+    Allocation,
     Change,
-    Claim,
     Condition,
-    Debug,
-    Epoch,
-    Meaning,
+    DebugHold,
+    Fact,
     RegionRecord,
     TenantImage,
 )
@@ -25,7 +25,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import ScrubPolicy
 
 CARD = make_card(1)
@@ -40,23 +41,23 @@ POD = PodUid("pod-1")
 
 
 def test_poststops_that_are_awaited_are_forgotten_in_another_boot() -> None:
-    """None comes any more: a claim's containers would never count as stopped."""
-    journal = MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, strays={DeviceId(R0): 3}))
-    assert reopened(journal).strays == {R0: 3}
-    assert not reopened(journal, boot_id="another").strays
-    assert not journal.snapshot.strays
+    """None comes any more: an allocation's containers would never count as stopped."""
+    journal = MemoryJournal(Change(facts={Fact.BOOT: "boot"}, pending_poststops={DeviceId(R0): 3}))
+    assert reopened(journal).pending_poststops == {R0: 3}
+    assert not reopened(journal, boot_id="another").pending_poststops
+    assert not journal.snapshot.pending_poststops
 
 
-def test_claims_of_an_earlier_life_differ_from_each_other_and_from_later_ones() -> None:
+def test_allocations_of_an_earlier_life_differ_from_each_other_and_from_later_ones() -> None:
     """Else the result of work for one owner would be taken for the next one's."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [R0])
-    ledger.allocations.allocate(REGIONS, [R1])
+    ledger.device_plugin.allocate(REGIONS, [R0])
+    ledger.device_plugin.allocate(REGIONS, [R1])
     again = reopened(journal, CARD)
-    numbers = {claim.generation for claim in again.claims.values()}
-    again.allocations.release([R0])
-    again.allocations.allocate(REGIONS, [R0])
-    numbers |= {claim.generation for claim in again.claims.values()}
+    numbers = {allocation.number for allocation in again.allocations.values()}
+    again.device_plugin.release([R0])
+    again.device_plugin.allocate(REGIONS, [R0])
+    numbers |= {allocation.number for allocation in again.allocations.values()}
     assert len(numbers) == 3
 
 
@@ -77,41 +78,41 @@ def test_what_is_kept_for_debugging_stays_over_a_restart_until_somebody_has_it(
     """Whether a running container's region is to be kept has to be known when it fails."""
     ledger, journal = make_ledger(CARD)
     if owned:
-        ledger.allocations.allocate(REGIONS, [R0])
-    debug = Debug(R0, POD, "space", "name", (), 600.0, "", until)
-    ledger.commit(Change(debugs={R0: debug}))
+        ledger.device_plugin.allocate(REGIONS, [R0])
+    debug = DebugHold(R0, POD, "space", "name", (), 600.0, "", until)
+    ledger.commit(Change(debug_holds={R0: debug}))
     again = reopened(journal, CARD, boot_id=boot)
-    assert again.debugs == ({R0: debug} if stays else {})
+    assert again.debug_holds == ({R0: debug} if stays else {})
 
 
 def epochs_after(ledger: Ledger) -> str:
-    """Of the first region's claim, after another PreStart."""
-    ledger.allocations.prestart_seen([DeviceId(R0)])
-    return ledger.claims[DeviceId(R0)].epoch
+    """Of the first region's allocation, after another PreStart."""
+    ledger.device_plugin.prestart_seen([DeviceId(R0)])
+    return ledger.allocations[DeviceId(R0)].instance
 
 
-def test_of_a_claim_of_an_earlier_life_containers_may_stop_that_nobody_counted() -> None:
-    """Whatever is written of it meanwhile; of the next claim all are counted (invariant 7)."""
+def test_of_an_allocation_of_an_earlier_life_containers_may_stop_that_nobody_counted() -> None:
+    """Whatever is written of it meanwhile; of the next allocation all are counted (invariant 7)."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [R0])
+    ledger.device_plugin.allocate(REGIONS, [R0])
     assert epochs_after(ledger) == "life 1"
     again = reopened(journal, CARD)
-    again.allocations.bind_pod([DeviceId(R0)], POD)
+    again.device_plugin.bind_pod([DeviceId(R0)], POD)
     assert epochs_after(again) == ""
     assert epochs_after(again) == ""
-    again.allocations.allocate(
+    again.device_plugin.allocate(
         REGIONS, [R0]
     )  # its next owner, though nobody said that the first is gone
     assert epochs_after(again) == "life 1"
     again = reopened(journal, CARD)
-    again.allocations.release([DeviceId(R0)])
-    again.allocations.allocate(REGIONS, [R0])
+    again.device_plugin.release([DeviceId(R0)])
+    again.device_plugin.allocate(REGIONS, [R0])
     assert epochs_after(again) == "life 1"
 
 
 def test_a_region_that_a_lost_journal_may_have_known_is_doubted_whatever_tells_of_it() -> None:
-    """Its card may come later, and its claim have ended by then."""
-    lost = Change(epochs={Epoch.BOOT: "boot", Epoch.LOST: "the journal"})
+    """Its card may come later, and its allocation have ended by then."""
+    lost = Change(facts={Fact.BOOT: "boot", Fact.LOST: "the journal"})
     ledger = reopened(MemoryJournal(lost))
     ledger.commit(Change(regions={R2: RegionRecord(R2, Condition.DIRTY, "so")}))
     assert ledger.images == {R2: {None}}
@@ -120,18 +121,18 @@ def test_a_region_that_a_lost_journal_may_have_known_is_doubted_whatever_tells_o
 def test_what_a_restart_and_a_reboot_leave_of_conditions_and_counts() -> None:
     """Invariant 9: what is clean stays so over a restart, and nothing is worked on by nobody."""
     ledger, journal = make_ledger(CARD, OTHER)
-    ledger.allocations.allocate(REGIONS, [R0])
-    ledger.allocations.prestart_seen([DeviceId(R0)])
-    ledger.allocations.poststop_seen([DeviceId(R0)])
+    ledger.device_plugin.allocate(REGIONS, [R0])
+    ledger.device_plugin.prestart_seen([DeviceId(R0)])
+    ledger.device_plugin.poststop_seen([DeviceId(R0)])
     ledger.work.working([R2])
     again = reopened(journal)
     found_there = [again.record(each).condition for each in (R1, R2)]
     assert found_there == [Condition.BLANK, Condition.DIRTY]
-    assert again.claims[DeviceId(R0)].prestarts == 1
+    assert again.allocations[DeviceId(R0)].prestarts == 1
     rebooted = reopened(journal, boot_id="another")
     assert rebooted.record(R1).condition is Condition.DIRTY
-    claim = rebooted.claims[DeviceId(R0)]
-    assert (claim.prestarts, claim.poststops, claim.exposed) == (0, 0, True)
+    allocation = rebooted.allocations[DeviceId(R0)]
+    assert (allocation.prestarts, allocation.poststops, allocation.missed_prestart) == (0, 0, True)
 
 
 def test_what_was_not_blanked_is_dirty_where_a_blank_is_required_now_and_a_blank_is_not() -> None:
@@ -139,7 +140,7 @@ def test_what_was_not_blanked_is_dirty_where_a_blank_is_required_now_and_a_blank
         R0: RegionRecord(R0, Condition.BLANK, "", BLANK),
         R1: RegionRecord(R1, Condition.UNBLANKED, "", AFU),
     }
-    journal = MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={**regions}))
+    journal = MemoryJournal(Change(facts={Fact.BOOT: "boot"}, regions={**regions}))
     ledger = Ledger(
         prefix=PREFIX,
         journal=journal,
@@ -153,17 +154,17 @@ def test_what_was_not_blanked_is_dirty_where_a_blank_is_required_now_and_a_blank
 
 def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     mine, others = (ResourceName(f"{each}/region-fast") for each in (PREFIX, "fpga.example.com"))
-    meaning = Meaning(INTERFACE, current=True)
+    meaning = AliasBinding(INTERFACE, current=True)
     journal = MemoryJournal(
-        Change(epochs={Epoch.BOOT: "boot"}, meanings={mine: meaning, others: meaning})
+        Change(facts={Fact.BOOT: "boot"}, alias_bindings={mine: meaning, others: meaning})
     )
     ledger = Ledger(
         prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", aliases=True
     )
-    assert ledger.meanings == {mine: meaning}
+    assert ledger.alias_bindings == {mine: meaning}
     renamed = ledger.renamed
-    ledger.commit(Change(meanings={mine: replace(meaning, current=False)}))
-    assert ledger.renamed > renamed, "the lists are made anew"
+    ledger.commit(Change(alias_bindings={mine: replace(meaning, current=False)}))
+    assert ledger.renamed > renamed, "the lists are made again"
 
 
 # ------------------------------------------------------------------ who hears of it
@@ -174,11 +175,11 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     [
         Change(images={TenantImage(R0, AFU): True}),
         tenancy(GONE, POD, "/dev/dfl-port.0"),
-        Change(holders={A: holder(A, DeviceId(R0))}),
+        Change(claim_owners={A: owner(A, DeviceId(R0))}),
         Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
-        Change(debts={CARD.id: True}),
+        Change(memory_clear_pending={CARD.id: True}),
     ],
-    ids=["image", "tenancy", "holder", "region", "debt"],
+    ids=["image", "tenancy", "claim owner", "region", "memory"],
 )
 def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) -> None:
     """A device whose node another pod has would stay Healthy."""
@@ -265,7 +266,7 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
     """Invariant 10."""
     ledger, _ = make_ledger(CARD)
     grants = {region.id: region.grant for region in CARD.regions}
-    whole = Claim(DeviceId(CARD.id), WHOLE, grants)
+    whole = Allocation(DeviceId(CARD.id), WHOLE, grants)
     ledger.obstacles.check_grants(whole)
     with pytest.raises(RefusedError, match="other regions"):
         ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R0]}))
@@ -281,14 +282,14 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
 # ------------------------------------------------------------------ questions
 
 
-def test_a_claim_that_ended_has_no_device() -> None:
+def test_an_allocation_that_ended_has_no_device() -> None:
     ledger, _ = make_ledger(CARD)
-    has = holder(A, DeviceId(R0))
-    ledger.commit(Change(holders={A: has}))
-    assert ledger.holder_of(DeviceId(R0)) == has
-    assert ledger.holder_of(DeviceId(R1)) is None
-    ledger.commit(Change(holders={A: replace(has, ended=True)}))
-    assert ledger.holder_of(DeviceId(R0)) is None
+    has = owner(A, DeviceId(R0))
+    ledger.commit(Change(claim_owners={A: has}))
+    assert ledger.claim_owner_of(DeviceId(R0)) == has
+    assert ledger.claim_owner_of(DeviceId(R1)) is None
+    ledger.commit(Change(claim_owners={A: replace(has, ended=True)}))
+    assert ledger.claim_owner_of(DeviceId(R0)) is None
 
 
 def test_a_faulted_region_is_in_trouble_though_nobody_wrote_why() -> None:
@@ -310,12 +311,12 @@ def test_of_a_card_that_is_gone_there_is_no_region() -> None:
 
 def test_a_region_is_kept_for_nobody_while_it_has_an_owner() -> None:
     ledger, _ = make_ledger(CARD)
-    debug = Debug(R0, POD, "space", "name", (), 600.0, "it failed", 1e9)
-    ledger.commit(Change(debugs={R0: debug}))
-    assert ledger.kept(R0) == debug
-    assert ledger.kept(R1) is None
-    ledger.commit(Change(claims={DeviceId(R0): Claim(DeviceId(R0), REGIONS, {})}))
-    assert ledger.kept(R0) is None
+    debug = DebugHold(R0, POD, "space", "name", (), 600.0, "it failed", 1e9)
+    ledger.commit(Change(debug_holds={R0: debug}))
+    assert ledger.debug_hold(R0) == debug
+    assert ledger.debug_hold(R1) is None
+    ledger.commit(Change(allocations={DeviceId(R0): Allocation(DeviceId(R0), REGIONS, {})}))
+    assert ledger.debug_hold(R0) is None
 
 
 # ------------------------------------------------------------------ functions
@@ -338,7 +339,7 @@ def test_a_region_of_which_a_lost_journal_may_have_told_is_no_function_and_its_n
     """An owner's image shows what id it likes: it becomes no resource by itself."""
     known = RegionRecord(R0, Condition.UNBLANKED, "so", AFU)
     journal = MemoryJournal(
-        Change(epochs={Epoch.BOOT: "boot", Epoch.LOST: "the journal"}, regions={R0: known})
+        Change(facts={Fact.BOOT: "boot", Fact.LOST: "the journal"}, regions={R0: known})
     )
     ledger = functions(journal)
     ledger.hardware.card_found(CARD, {R0: AFU, R1: BLANK}, None)
@@ -348,7 +349,7 @@ def test_a_region_of_which_a_lost_journal_may_have_told_is_no_function_and_its_n
 
 def test_a_card_that_is_gone_has_no_function_though_its_journal_tells_of_one() -> None:
     known = RegionRecord(R0, Condition.UNBLANKED, "so", AFU)
-    ledger = functions(MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={R0: known})))
+    ledger = functions(MemoryJournal(Change(facts={Fact.BOOT: "boot"}, regions={R0: known})))
     assert ledger.naming.function_resource(R0) is None
     assert ledger.record(R0) == known, "no blank is required where functions are served"
     ledger.hardware.card_found(CARD, {R0: AFU, R1: None}, None)
@@ -359,7 +360,7 @@ def test_a_card_that_is_gone_has_no_function_though_its_journal_tells_of_one() -
 
 def test_of_a_region_that_its_card_does_not_have_now_there_is_no_function() -> None:
     known = RegionRecord(R1, Condition.UNBLANKED, "so", AFU)
-    ledger = functions(MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={R1: known})))
+    ledger = functions(MemoryJournal(Change(facts={Fact.BOOT: "boot"}, regions={R1: known})))
     ledger.hardware.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: AFU}, None)
     assert ledger.naming.present_resource(DeviceId(R0))
     assert ledger.naming.present_resource(DeviceId(R1)) is None
@@ -399,18 +400,18 @@ def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
     assert not ledger.others_clean(replace(CARD, ports=3), [R0, R1]), "one of it is not seen"
 
 
-def test_an_alias_that_the_journal_lost_is_told_by_a_claims_card_that_is_there() -> None:
-    """One that is gone tells nothing, and is no reason to ask no other."""
+def test_an_alias_that_the_journal_lost_is_told_by_an_allocations_card_that_is_there() -> None:
+    """One that is gone says nothing, and is no reason to ask no other."""
     name = ResourceName(f"{PREFIX}/region-fast-ce489693")
     ledger, _ = make_ledger(OTHER)
-    another = Claim(DeviceId(OTHER.regions[1].id), REGIONS, {})
-    ledger.commit(Change(claims={another.device: another}))
+    another = Allocation(DeviceId(OTHER.regions[1].id), REGIONS, {})
+    ledger.commit(Change(allocations={another.device: another}))
     assert ledger.naming.resource(name) is None, (
-        "a claim of another resource tells nothing of this one"
+        "an allocation of another resource says nothing of this one"
     )
-    claims = {each: Claim(each, name, {}) for each in (DeviceId(R0), DeviceId(R2))}
-    ledger.commit(Change(claims={**claims}))
+    allocations = {each: Allocation(each, name, {}) for each in (DeviceId(R0), DeviceId(R2))}
+    ledger.commit(Change(allocations={**allocations}))
     assert ledger.naming.named_resource(name).interface_id == OTHER.interface_id
     ledger.hardware.card_gone(OTHER.id)
-    with pytest.raises(RefusedError, match="nothing tells"):
+    with pytest.raises(RefusedError, match="nothing reports which"):
         ledger.naming.named_resource(name)

@@ -17,7 +17,8 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, TenantImage
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, DeviceId, RegionId, Resource, ResourceKind, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, RegionId, Resource, ResourceKind
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(nodes=(0, 1))
@@ -61,7 +62,7 @@ class Switching(RuleBasedStateMachine):
         self.lists = make_lists(self.ledger, advertise=advertise, scrub=ScrubPolicy.BEST_EFFORT)
         blank = BLANK if self.blank and advertise is not Advertise.AF else None
         self.ledger.hardware.card_found(CARD, dict(self.shows), blank)
-        self.ledger.allocations.reconciled([CARD.id])
+        self.ledger.device_plugin.reconciled([CARD.id])
 
     # ---------------------------------------------------------------- owners
 
@@ -70,18 +71,18 @@ class Switching(RuleBasedStateMachine):
         device = DeviceId(region)
         if (resource := self.ledger.naming.device_resource(device)) is not None:
             with tolerated:
-                self.ledger.allocations.allocate(resource, [device])
+                self.ledger.device_plugin.allocate(resource, [device])
 
     @rule(region=regions, image=tenants, dies=st.sampled_from([None, None, "before", "after"]))
     def prestart(self, region, image, dies) -> None:
         """As `Preparer` does it: scrubbed, then programmed for regions, read for functions."""
-        claim = self.ledger.claims.get(DeviceId(region))
-        if claim is None:
+        allocation = self.ledger.allocations.get(DeviceId(region))
+        if allocation is None:
             return
-        self.ledger.allocations.prestart_seen([claim.device])
+        self.ledger.device_plugin.prestart_seen([allocation.device])
         if self.ledger.record(region).condition not in CLEAN | {Condition.PROGRAMMED}:
             self.scrub(region)
-        function = Resource.parse(claim.resource).afu_id
+        function = Resource.parse(allocation.resource).afu_id
         self.ledger.work.working([region], image=image if function is None else None)
         if dies == "before":
             self.open(self.advertise)
@@ -95,21 +96,21 @@ class Switching(RuleBasedStateMachine):
             self.ledger.work.dirty([region], "it holds another")
             return
         self.ledger.work.programmed(region, self.shows[region])
-        self.ledger.allocations.started([claim])
+        self.ledger.device_plugin.started([allocation])
         self.reset.discard(region)
 
     @rule(region=regions)
     def release(self, region) -> None:
-        self.ledger.allocations.release([DeviceId(region)])
+        self.ledger.device_plugin.release([DeviceId(region)])
 
     # ---------------------------------------------------------------- work
 
     @rule(region=regions)
     def scrubbed(self, region) -> None:
         """As `Scrubber` does it: what is dirty, and used by nobody."""
-        claim = self.ledger.region_claim(region)
+        allocation = self.ledger.region_allocation(region)
         dirty = self.ledger.record(region).condition is Condition.DIRTY
-        if dirty and (claim is None or not claim.used):
+        if dirty and (allocation is None or not allocation.used):
             self.scrub(region)
 
     def scrub(self, region: RegionId) -> None:
@@ -149,7 +150,7 @@ class Switching(RuleBasedStateMachine):
     # ---------------------------------------------------------------- what always holds
 
     def listed(self) -> dict[ResourceName, dict[DeviceId, bool]]:
-        names = {REGIONS, *(c.resource for c in self.ledger.claims.values())}
+        names = {REGIONS, *(c.resource for c in self.ledger.allocations.values())}
         names |= {name(afu) for afu in (*FUNCTIONS, *TENANTS, BLANK)}
         return {each: shown(self.lists, each) for each in names}
 
@@ -170,10 +171,10 @@ class Switching(RuleBasedStateMachine):
         lists = self.listed()
         for region in IDS:
             on = [each for each, devices in lists.items() if DeviceId(region) in devices]
-            claim = self.ledger.claims.get(DeviceId(region))
-            if claim is not None:
-                assert on == [claim.resource]
-                assert claim.resource in self.lists.resources()
+            allocation = self.ledger.allocations.get(DeviceId(region))
+            if allocation is not None:
+                assert on == [allocation.resource]
+                assert allocation.resource in self.lists.resources()
             else:
                 assert len(on) <= 1
 
@@ -184,7 +185,7 @@ class Switching(RuleBasedStateMachine):
         for resource, devices in self.listed().items():
             for device, healthy in devices.items():
                 region = RegionId(device)
-                if not healthy or device in self.ledger.claims:
+                if not healthy or device in self.ledger.allocations:
                     continue
                 assert self.ledger.record(region).condition in CLEAN
                 assert region in self.reset
@@ -211,14 +212,14 @@ def test_a_function_that_changes_under_its_owner_stays_on_his_list_and_moves_at_
     one, two = FUNCTIONS
     (region, other), device = IDS, DeviceId(IDS[0])
     ledger.hardware.card_found(CARD, dict.fromkeys(IDS, one), None)
-    ledger.allocations.reconciled([CARD.id])
+    ledger.device_plugin.reconciled([CARD.id])
     ledger.work.working(IDS)
     for each in IDS:
         ledger.work.clean(each, one, blank=False)
-    ledger.allocations.allocate(name(one), [device])
+    ledger.device_plugin.allocate(name(one), [device])
     ledger.hardware.verify(CARD.id, {region: two, other: one})
     assert shown(lists, name(one)) == {device: True, DeviceId(other): True}
-    ledger.allocations.release([device])
+    ledger.device_plugin.release([device])
     assert shown(lists, name(one)) == {DeviceId(other): True}
     assert shown(lists, name(two)) == {device: False}
     ledger.work.working([region])
@@ -254,7 +255,7 @@ def test_a_region_with_an_owners_image_is_no_function_whichever_id_it_shows():
     again = open_ledger(journal, Advertise.AF)
     lists = make_lists(again, advertise=Advertise.AF, scrub=ScrubPolicy.BEST_EFFORT)
     again.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    again.allocations.reconciled([card.id])
+    again.device_plugin.reconciled([card.id])
     again.work.working(IDS)
     again.work.clean(IDS[0], FUNCTIONS[1], blank=False)  # mislabelled, or it changed what it shows
     again.work.clean(IDS[1], FUNCTIONS[0], blank=False)
@@ -272,7 +273,7 @@ def test_a_card_that_cannot_be_programmed_is_neither_a_card_nor_regions():
     ledger = open_ledger(MemoryJournal(), Advertise.REGION)
     lists = make_lists(ledger)
     ledger.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.allocations.reconciled([card.id])
+    ledger.device_plugin.reconciled([card.id])
     assert not ledger.resources
     assert shown(lists) == {}
     assert all(ledger.naming.device_resource(DeviceId(one)) is None for one in (card.id, *IDS))
@@ -293,14 +294,14 @@ def test_what_stays_on_a_region_its_owners_resource_says_whatever_the_node_serve
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.AF)
     ledger.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.allocations.reconciled([CARD.id])
+    ledger.device_plugin.reconciled([CARD.id])
     assert all(map(ledger.naming.keeps, IDS))
-    ledger.allocations.allocate(name(FUNCTIONS[0]), [IDS[0]])
+    ledger.device_plugin.allocate(name(FUNCTIONS[0]), [IDS[0]])
     later = open_ledger(journal, Advertise.REGION)
     later.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), BLANK)
-    later.allocations.reconciled([CARD.id])
+    later.device_plugin.reconciled([CARD.id])
     assert [later.naming.keeps(region) for region in IDS] == [True, False]
-    later.allocations.allocate(REGIONS, [IDS[1]])
+    later.device_plugin.allocate(REGIONS, [IDS[1]])
     again = open_ledger(journal, Advertise.AF)
     again.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
     assert [again.naming.keeps(region) for region in IDS] == [True, False]

@@ -1,4 +1,4 @@
-"""The life of claims, whatever happens between any two of its steps.
+"""The life of allocations, whatever happens between any two of its steps.
 
 The real ledger and lifecycle run against a world (`ledger_world`) in which cards remember whose
 data is on them. Kubelet is honest but forgetful: it sends its calls in any order, late, twice or
@@ -37,11 +37,12 @@ from ledger_world import (
 )
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Condition, Epoch
+from fpga_plugin.allocation.journal.records import Condition, Fact
 from fpga_plugin.allocation.ledger import card_of, is_card
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ids import AfuId, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
 INDEX = st.integers(0, 7)
@@ -78,7 +79,7 @@ class Life(RuleBasedStateMachine):
         self.pods: list[Pod] = []
         self.images = Images()
         self.journal = MemoryJournal()
-        self.epoch = 1
+        self.instance = 1
         self.uids = 0
         self.admitting: Pod | None = None
         self.answered = False
@@ -127,10 +128,10 @@ class Life(RuleBasedStateMachine):
             self.plugin.begin(self.plugin.recovery.resume())
             self.plugin.work()
         self.answered = False
-        self.tell_epoch()
+        self.report_instance()
 
-    def tell_epoch(self) -> None:
-        self.attempt(lambda: self.plugin.lives.kubelet_epoch(f"life {self.epoch}"))
+    def report_instance(self) -> None:
+        self.attempt(lambda: self.plugin.reconciler.kubelet_found(f"life {self.instance}"))
 
     def attempt(self, function) -> object:
         """One of kubelet's calls; an error that kubelet would see is its answer."""
@@ -160,7 +161,7 @@ class Life(RuleBasedStateMachine):
             pod.call = None
         before = self.journal.snapshot
         self.begin_plugin()
-        if before.epochs.get(Epoch.BOOT) == boot:
+        if before.facts.get(Fact.BOOT) == boot:
             for record in before.regions.values():
                 clean = record.condition is Condition.BLANK and record.afu_id == BLANK
                 if clean and self.images.has_blank and self.rack.slot(record.region).afu == BLANK:
@@ -187,7 +188,7 @@ class Life(RuleBasedStateMachine):
         What a container reaches follows the numbers of its nodes, and those move. A pod of which
         nobody told the plugin uses its own region only, which it has open.
         """
-        self.bound |= {claim.pod for claim in self.plugin.ledger.claims.values()}
+        self.bound |= {allocation.pod for allocation in self.plugin.ledger.allocations.values()}
         for pod in self.pods:
             for node in pod.nodes.values() if pod.running and pod.uid in self.bound else ():
                 slot = self.rack.find(node)
@@ -303,19 +304,19 @@ class Life(RuleBasedStateMachine):
             return
         devices = tuple(free[(index + n) % len(free)] for n in range(count))
         out = [d for d in devices if card_of(d) in self.plugin.ledger.drained]
-        held = set(self.plugin.ledger.claims)
-        answer = self.attempt(lambda: self.plugin.claims.allocate(resource, devices))
+        held = set(self.plugin.ledger.allocations)
+        answer = self.attempt(lambda: self.plugin.calls.allocate(resource, devices))
         if out and not set(out) <= held and not isinstance(answer, BaseException):
             self.failures.append(f"{devices} given away while {out} is out of service")
         if isinstance(answer, BaseException):
             if number % 2:
-                self.attempt(lambda: self.plugin.claims.deallocate(resource, devices))
+                self.attempt(lambda: self.plugin.calls.deallocate(resource, devices))
         else:
             self.uids += 1
             nodes = {
                 region: node
                 for device in devices
-                for region, node in self.plugin.ledger.claims[device].nodes
+                for region, node in self.plugin.ledger.allocations[device].nodes
             }
             assert sorted(answer.nodes) == sorted(nodes.values())
             for pod in self.pods:
@@ -331,7 +332,7 @@ class Life(RuleBasedStateMachine):
         pod = self.admitting
         if pod is None:
             return
-        answer = self.attempt(lambda: self.plugin.claims.allocate(pod.resource, pod.devices))
+        answer = self.attempt(lambda: self.plugin.calls.allocate(pod.resource, pod.devices))
         if isinstance(answer, BaseException):
             pod.active = False
             self.admitting = None
@@ -356,7 +357,7 @@ class Life(RuleBasedStateMachine):
         self.admitting = None
         pod.asked = dict(zip(sorted(pod.nodes), wants, strict=False))
         task = pod.call = self.plugin.begin(
-            self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+            self.plugin.calls.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
         )
         task.add_done_callback(functools.partial(self.answered_prestart, pod, holds=number % 3 > 0))
         self.plugin.loop.settle()
@@ -370,7 +371,7 @@ class Life(RuleBasedStateMachine):
         """Of a container that is removed; its pod may be long gone."""
         if (pod := self.pick([p for p in self.pods if p.owed > p.running], index)) is not None:
             pod.owed -= 1
-            self.attempt(lambda: self.plugin.claims.poststop(pod.resource, pod.devices))
+            self.attempt(lambda: self.plugin.calls.poststop(pod.resource, pod.devices))
             self.after(jobs)
 
     def pod_ends(self, index: int, *, force: bool) -> None:
@@ -379,8 +380,8 @@ class Life(RuleBasedStateMachine):
             return
         pod.active = False
         self.admitting = None
-        claims = self.plugin.ledger.claims
-        known = all(d in claims and claims[d].pod == pod.uid for d in pod.devices)
+        allocations = self.plugin.ledger.allocations
+        known = all(d in allocations and allocations[d].pod == pod.uid for d in pod.devices)
         if pod.call is not None and not (force and known):
             # Where the pod is not known, kubelet's word is all there is: it calls off the start.
             pod.call.cancel()
@@ -394,7 +395,7 @@ class Life(RuleBasedStateMachine):
         taken = self.assigned()
         pods = [p for p in self.pods if not p.active and not taken & set(p.devices)]
         if (pod := self.pick(pods, index)) is not None:
-            self.attempt(lambda: self.plugin.claims.deallocate(pod.resource, pod.devices))
+            self.attempt(lambda: self.plugin.calls.deallocate(pod.resource, pod.devices))
             self.after(jobs)
 
     @rule(ungated=st.sets(st.integers(0, 3), max_size=2), answered=MOSTLY)
@@ -412,17 +413,17 @@ class Life(RuleBasedStateMachine):
             if not pod.active:
                 pod.owed = 0  # a new kubelet does not know which devices they had
         self.admitting = None
-        self.epoch += 1
+        self.instance += 1
         self.answered = False
-        self.tell_epoch()
+        self.report_instance()
         self.after()
         if answered:
             self.answer(0)
 
     def answer(self, jobs: int = 99) -> None:
         """Kubelet's records were read: the gate opens."""
-        self.tell_epoch()
-        if self.plugin.ledger.epoch == f"life {self.epoch}":
+        self.report_instance()
+        if self.plugin.ledger.kubelet_instance == f"life {self.instance}":
             self.answered = self.learn_owners()
             if self.answered:
                 self.plugin.call(self.plugin.queue.sync)
@@ -435,15 +436,15 @@ class Life(RuleBasedStateMachine):
         try:
             for pod in self.active():
                 for device in pod.devices:
-                    if device not in ledger.claims:
+                    if device not in ledger.allocations:
                         granted = {device_variable(r): node for r, node in pod.nodes.items()}
                         try:
-                            ledger.allocations.adopt(pod.resource, device, pod.uid, granted)
+                            ledger.device_plugin.adopt(pod.resource, device, pod.uid, granted)
                         except RefusedError:
                             cards -= {card_of(device)}
-                    elif device in ledger.claims and ledger.claims[device].pod is None:
-                        ledger.allocations.bind_pod([device], pod.uid)
-            ledger.allocations.reconciled(cards)
+                    elif device in ledger.allocations and ledger.allocations[device].pod is None:
+                        ledger.device_plugin.bind_pod([device], pod.uid)
+            ledger.device_plugin.reconciled(cards)
         except (JournalError, ProcessDiedError):
             return False
         return True
@@ -642,7 +643,7 @@ class Life(RuleBasedStateMachine):
             self.stop_container(pod)
             pod.owed = 0
         self.rack.boot += 1
-        self.epoch += 1
+        self.instance += 1
         boards = list(self.rack.boards.values())
         for board in boards:
             self.pull(board)
@@ -691,7 +692,7 @@ class Life(RuleBasedStateMachine):
             for device, healthy in devices.items():
                 board = self.rack.boards[card_of(device)]
                 known = board.present and ledger.cards.get(board.card.id) == board.card
-                if not healthy or device in ledger.claims or not known:
+                if not healthy or device in ledger.allocations or not known:
                     continue
                 slots = [s for s in board.slots.values() if is_card(device) or s.id == device]
                 for slot in slots:
@@ -737,9 +738,11 @@ class Life(RuleBasedStateMachine):
             self.plugin.begin(self.plugin.hardware.check(board.card.id))
         self.settle_all()
         self.answer()
-        for claim in list(self.plugin.ledger.claims.values()):
+        for allocation in list(self.plugin.ledger.allocations.values()):
             self.plugin.call(
-                functools.partial(self.plugin.claims.deallocate, claim.resource, [claim.device])
+                functools.partial(
+                    self.plugin.calls.deallocate, allocation.resource, [allocation.device]
+                )
             )
         self.settle_all()
         for card in list(self.plugin.ledger.cards):  # as the daemon does all the time

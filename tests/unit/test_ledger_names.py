@@ -1,4 +1,4 @@
-"""What names tell of devices, and how long a lease on claims holds.
+"""What names tell of devices, and how long a lease on allocations holds.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
 """
@@ -9,7 +9,8 @@ from ledger_support import make_ledger, start
 
 from fpga_plugin.allocation.names import function_name, grants_among, names_kind_of
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import ResourceName, device_variable
+from fpga_plugin.ids import device_variable
+from fpga_plugin.kubernetes.names import ResourceName
 
 CARD = make_card(1, nodes=(0, 1))
 P0, P1, BOARD = device(CARD, 0), device(CARD, 1), device(CARD)
@@ -17,7 +18,7 @@ R0, R1 = (region.id for region in CARD.regions)
 
 
 def test_a_resource_names_cards_or_regions_and_what_is_no_resource_neither() -> None:
-    """A claim of the other kind in the journal, or in kubelet's records, is a damaged one."""
+    """An allocation of the other kind in the journal, or in kubelet's records, is a damaged one."""
     assert names_kind_of(WHOLE, BOARD)
     assert names_kind_of(REGIONS, P0)
     assert names_kind_of(function_name(PREFIX, CARD, AFU), P0)
@@ -42,23 +43,23 @@ def test_an_environment_tells_every_region_of_a_card_and_of_a_region_its_own() -
     assert grants_among(P0, {}) == {}
 
 
-def test_a_lease_ends_with_any_of_its_claims_whoever_has_the_device_then() -> None:
+def test_a_lease_ends_with_any_of_its_allocations_whoever_has_the_device_then() -> None:
     """Work for one owner must not end up with the next one (invariants 1 and 4)."""
     ledger, _ = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.allocate(REGIONS, [P1])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P1])
     lease = ledger.lease([P1, P0])
     assert lease.devices == (P1, P0)
     start(ledger, P0)
     assert lease.holds, "that it is used by now changes nothing"
     assert ledger.lease([P0, P1]) == lease
     lease.check()
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert not lease.holds
-    with pytest.raises(RefusedError, match=f"claim of {P0} ended before"):
+    with pytest.raises(RefusedError, match=f"allocation of {P0} ended before"):
         lease.check()
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     assert not lease.holds
     assert ledger.lease([P0, P1]) != lease
-    with pytest.raises(RefusedError, match=f"claim of {P0} ended before"):
+    with pytest.raises(RefusedError, match=f"allocation of {P0} ended before"):
         lease.check()

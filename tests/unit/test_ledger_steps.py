@@ -18,16 +18,17 @@ from ledger_support import MemoryJournal, gone, listed, make_lists, remembered, 
 from test_unwritten import laxer
 
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
-from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ids import CardId, DeviceId, RegionId, device_variable
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 NUMBERS = (1, 2)
 PORTS = 3
 CARDS = [make_card(n, nodes=range(PORTS)) for n in NUMBERS]
-DEBUG = Debug(RegionId(""), PodUid("pod"), "space", "name", (), 600.0)
+DEBUG = DebugHold(RegionId(""), PodUid("pod"), "space", "name", (), 600.0)
 DEVICES = [device(c, p) for c in CARDS for p in (None, *range(PORTS))]
 REGION_IDS = [RegionId(d) for d in DEVICES if not is_card(d)]
 NAMES = [
@@ -80,7 +81,7 @@ class Steps(RuleBasedStateMachine):
         for card in CARDS if found else ():
             with tolerated:
                 self.ledger.hardware.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
-                self.ledger.allocations.reconciled([card.id])
+                self.ledger.device_plugin.reconciled([card.id])
 
     def open(self, expected: Change | None = None) -> None:
         self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
@@ -134,7 +135,7 @@ class Steps(RuleBasedStateMachine):
         )
         assert self.ledger.cards[card.id] == card
         if reconciled:
-            self.happens_or_not(lambda: self.ledger.allocations.reconciled([card.id]))
+            self.happens_or_not(lambda: self.ledger.device_plugin.reconciled([card.id]))
 
     @rule(told=aliases)
     def named(self, told) -> None:
@@ -145,12 +146,12 @@ class Steps(RuleBasedStateMachine):
                 assert self.ledger.aliases == {i: a for i, a in told.items() if i not in waiting}
 
     @invariant()
-    def a_claims_resource_means_the_same_as_long_as_it_lives(self) -> None:
+    def a_allocations_resource_means_the_same_as_long_as_it_lives(self) -> None:
         meant = {
-            (claim.device, claim.generation): self.ledger.naming.resource(claim.resource)
-            for claim in (self.ledger.claims.values() if hasattr(self, "ledger") else ())
+            (allocation.device, allocation.number): self.ledger.naming.resource(allocation.resource)
+            for allocation in (self.ledger.allocations.values() if hasattr(self, "ledger") else ())
         }
-        assert all(self.meant.get(claim, of) == of for claim, of in meant.items())
+        assert all(self.meant.get(allocation, of) == of for allocation, of in meant.items())
         self.meant = meant
 
     @rule(card=st.sampled_from(CARDS))
@@ -175,22 +176,24 @@ class Steps(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 3))
     def kubelet(self, number) -> None:
-        self.happens_or_not(lambda: self.ledger.allocations.kubelet_epoch(f"life {number}"))
+        self.happens_or_not(lambda: self.ledger.device_plugin.kubelet_found(f"life {number}"))
 
     @rule()
     def env(self) -> None:
-        self.happens_or_not(self.ledger.allocations.env_seen)
+        self.happens_or_not(self.ledger.device_plugin.env_seen)
 
     @rule(one=st.sampled_from(DEVICES), more=some_devices, other=st.sampled_from([None, *NAMES]))
     def allocate(self, one, more, other) -> None:
         """Mostly of one device, under the resource that has it."""
         resource = other or self.ledger.naming.device_resource(one) or NAMES[0]
         devices = [one, *more] if other else [one]
-        claims = self.happens_or_not(lambda: self.ledger.allocations.allocate(resource, devices))
-        for claim in claims or ():
-            assert self.ledger.claims[claim.device] == claim
-            present = {r.id: r.grant for r in self.ledger.obstacles.regions_of(claim.device)}
-            assert claim.grants == present
+        allocations = self.happens_or_not(
+            lambda: self.ledger.device_plugin.allocate(resource, devices)
+        )
+        for allocation in allocations or ():
+            assert self.ledger.allocations[allocation.device] == allocation
+            present = {r.id: r.grant for r in self.ledger.obstacles.regions_of(allocation.device)}
+            assert allocation.grants == present
             assert not any(trouble(self.ledger, region) for region in present)
             others = [one for one in self.ledger.tenancies.values() if one.region not in present]
             for node in (node for grant in present.values() for node in grant.nodes):
@@ -202,49 +205,49 @@ class Steps(RuleBasedStateMachine):
         if resource is not None:
             text = ",".join(f"/dev/dfl-port.{node}" for node in nodes)
             env = {device_variable(RegionId(one)): text} if nodes else {}
-            self.happens_or_not(lambda: self.ledger.allocations.adopt(resource, one, pod, env))
+            self.happens_or_not(lambda: self.ledger.device_plugin.adopt(resource, one, pod, env))
 
     @rule(devices=some_devices, pod=pods)
     def bind(self, devices, pod) -> None:
-        self.happens_or_not(lambda: self.ledger.allocations.bind_pod(devices, pod))
+        self.happens_or_not(lambda: self.ledger.device_plugin.bind_pod(devices, pod))
 
     @rule(devices=some_devices)
     def prestart(self, devices) -> None:
-        self.learns(lambda: self.ledger.allocations.prestart_seen(devices))
+        self.learns(lambda: self.ledger.device_plugin.prestart_seen(devices))
 
     @rule(devices=some_devices, debug=st.sampled_from([None, DEBUG]))
     def started(self, devices, debug) -> None:
-        claims = [c for d in devices if (c := self.ledger.claims.get(d)) is not None]
-        self.happens_or_not(lambda: self.ledger.allocations.started(claims, debug))
+        allocations = [c for d in devices if (c := self.ledger.allocations.get(d)) is not None]
+        self.happens_or_not(lambda: self.ledger.device_plugin.started(allocations, debug))
 
     @rule(one=st.sampled_from(DEVICES), program=st.booleans(), debug=st.sampled_from([None, DEBUG]))
     def prepared(self, one, program, debug) -> None:
         """As a whole PreStart does it."""
-        claim = self.ledger.claims.get(one)
-        if claim is not None:
-            self.learns(lambda: self.ledger.allocations.prestart_seen([one]))
+        allocation = self.ledger.allocations.get(one)
+        if allocation is not None:
+            self.learns(lambda: self.ledger.device_plugin.prestart_seen([one]))
             with tolerated:
-                for region in claim.grants if program else ():
+                for region in allocation.grants if program else ():
                     self.ledger.work.working([region])
                     self.ledger.work.programmed(region, AFU)
-                self.ledger.allocations.started([claim], debug)
+                self.ledger.device_plugin.started([allocation], debug)
 
     @rule(devices=some_devices)
     def poststop(self, devices) -> None:
         for one in (
-            self.happens_or_not(lambda: self.ledger.allocations.poststop_seen(devices)) or ()
+            self.happens_or_not(lambda: self.ledger.device_plugin.poststop_seen(devices)) or ()
         ):
-            assert self.ledger.allocations.balanced(one)
+            assert self.ledger.device_plugin.balanced(one)
 
     @rule(devices=some_devices)
     def release(self, devices) -> None:
-        before = set(self.ledger.claims)
-        used = {d for d, c in self.ledger.claims.items() if c.started and not c.poststops}
-        regions = {d: self.ledger.claims[d].grants for d in before}
-        released = self.happens_or_not(lambda: self.ledger.allocations.release(devices))
+        before = set(self.ledger.allocations)
+        used = {d for d, c in self.ledger.allocations.items() if c.started and not c.poststops}
+        regions = {d: self.ledger.allocations[d].grants for d in before}
+        released = self.happens_or_not(lambda: self.ledger.device_plugin.release(devices))
         if released is not None:
             assert set(released) == before & set(devices)
-            assert set(self.ledger.claims) == before - set(devices)
+            assert set(self.ledger.allocations) == before - set(devices)
             for one in used & set(released):
                 for region in regions[one]:
                     assert self.ledger.record(region).condition in {
@@ -268,8 +271,8 @@ class Steps(RuleBasedStateMachine):
 
     @rule(region=one_region, until=st.sampled_from([1.0, 2.0]))
     def kept(self, region, until) -> None:
-        free = self.ledger.region_claim(region) is None
-        if region in self.ledger.debugs and free:
+        free = self.ledger.region_allocation(region) is None
+        if region in self.ledger.debug_holds and free:
             done = self.happens_or_not(lambda: (self.ledger.work.keep(region, until), True))
             assert done is None or trouble(self.ledger, region)
 
@@ -279,8 +282,8 @@ class Steps(RuleBasedStateMachine):
 
     @invariant()
     def nobody_owns_what_is_kept(self) -> None:
-        for region, debug in self.ledger.debugs.items() if hasattr(self, "ledger") else ():
-            owned = self.ledger.region_claim(region) is not None
+        for region, debug in self.ledger.debug_holds.items() if hasattr(self, "ledger") else ():
+            owned = self.ledger.region_allocation(region) is not None
             assert not (debug.until and owned), region
 
     # -------------------------------------------------------------- work
@@ -315,7 +318,7 @@ class Steps(RuleBasedStateMachine):
 
     @rule(card=st.sampled_from(CARDS), open_=st.booleans())
     def debt(self, card, open_) -> None:
-        self.happens_or_not(lambda: self.ledger.work.set_debt(card.id, open_=open_))
+        self.happens_or_not(lambda: self.ledger.work.set_memory_clear_pending(card.id, open_=open_))
 
     @rule(regions=some_regions, afu=afus)
     def scrub(self, regions, afu) -> None:
@@ -325,7 +328,7 @@ class Steps(RuleBasedStateMachine):
             for region in dict.fromkeys(regions):
                 self.ledger.work.clean(region, afu, blank=True)
             for card in {card_of(r) for r in regions}:
-                self.ledger.work.set_debt(card, open_=False)
+                self.ledger.work.set_memory_clear_pending(card, open_=False)
 
     # -------------------------------------------------------------- misfortunes
 
@@ -341,7 +344,7 @@ class Steps(RuleBasedStateMachine):
         self.boot += boots
         self.open(ended.model.snapshot)
         if not boots:
-            assert self.ledger.claims == ended.model.snapshot.claims
+            assert self.ledger.allocations == ended.model.snapshot.allocations
 
     @precondition(lambda self: not self.journal.failing)
     @rule()
@@ -365,9 +368,9 @@ class Steps(RuleBasedStateMachine):
             assert self.journal.failing
             self.lost = True
         except FpgaPluginError:
-            # Allocate ends a claim that only stands in the way; nothing else is changed.
-            claims = remembered(self.ledger, "").claims
-            assert claims.items() <= before.claims.items()
+            # Allocate ends an allocation that only stands in the way; nothing else is changed.
+            allocations = remembered(self.ledger, "").allocations
+            assert allocations.items() <= before.allocations.items()
         return None
 
     # -------------------------------------------------------------- what always holds
@@ -376,13 +379,15 @@ class Steps(RuleBasedStateMachine):
     def one_owner(self) -> None:
         if hasattr(self, "ledger"):
             held: set[RegionId] = set()
-            for claim in self.ledger.claims.values():
-                for region in claim.grants:
+            for allocation in self.ledger.allocations.values():
+                for region in allocation.grants:
                     assert region not in held
                     held.add(region)
-                if is_card(claim.device):
-                    on_card = [c for c in self.ledger.claims if card_of(c) == claim.device]
-                    assert on_card == [claim.device]
+                if is_card(allocation.device):
+                    on_card = [
+                        c for c in self.ledger.allocations if card_of(c) == allocation.device
+                    ]
+                    assert on_card == [allocation.device]
 
     @invariant()
     def lists_are_the_table(self) -> None:
@@ -393,14 +398,14 @@ class Steps(RuleBasedStateMachine):
 
     @invariant()
     def answers_need_no_search(self) -> None:
-        """Indexes agree with what a search of all claims finds."""
+        """Indexes agree with what a search of all allocations finds."""
         if hasattr(self, "ledger"):
-            claims = self.ledger.claims
+            allocations = self.ledger.allocations
             for card in CARDS:
-                on_card = {d for d in claims if card_of(d) == card.id}
-                assert {c.device for c in self.ledger.claims_on(CardId(card.id))} == on_card
+                on_card = {d for d in allocations if card_of(d) == card.id}
+                assert {c.device for c in self.ledger.allocations_on(CardId(card.id))} == on_card
                 mine = [r.id for r in card.regions[:1]]
-                covered = {r for d in on_card for r in claims[d].grants}
+                covered = {r for d in on_card for r in allocations[d].grants}
                 others = bool(covered - set(mine)) or bool(on_card - {DeviceId(card.id), *mine})
                 others = others or card.id in self.ledger.unreconciled
                 assert self.ledger.others_owned(card.id, mine) == others

@@ -15,11 +15,11 @@ from ledger_support import former, make_ledger, reopened, scrub, start
 from structlog.testing import capture_logs
 from test_lost_claims import Queue
 
-from fpga_plugin.allocation.journal.records import Condition, Holder
+from fpga_plugin.allocation.dra_steps import DeviceOwnedError
+from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
 from fpga_plugin.allocation.reconcile.owners import Owners
-from fpga_plugin.allocation.resource_claims import HeldError
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
@@ -28,7 +28,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     Checkpoint,
@@ -36,6 +36,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
     CheckpointUnreadableError,
 )
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card()
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -86,20 +87,22 @@ class Claims:
         self.pods = alive()
         self.ledger, self.journal = make_ledger(CARD)
         self.files = CdiFiles(str(folder / "cdi"), PREFIX)
-        holder = Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}, PREFIX, self.files.path(UID))
-        self.ledger.resource_claims.take(holder, [POD_A])
+        owner = ClaimOwner(
+            UID, "space", "claim", (P0,), {P0: ("fpga",)}, PREFIX, self.files.path(UID)
+        )
+        self.ledger.dra.take(owner, [POD_A])
         start(self.ledger, P0)
-        self.ledger.resource_claims.prepared(UID, {})
-        self.files.write(self.ledger.holders[UID], [self.ledger.claims[P0]])
+        self.ledger.dra.prepared(UID, {})
+        self.files.write(self.ledger.claim_owners[UID], [self.ledger.allocations[P0]])
         self.path = Path(self.files.path(UID))
         self.live()
 
     def live(self) -> None:
-        """A life of the plugin."""
+        """A run of the plugin."""
         self.ledger = reopened(self.journal)
         there = {one.id: AFU if one.id == REGION else BLANK for one in CARD.regions}
         self.ledger.hardware.card_found(CARD, there, BLANK)
-        self.ledger.allocations.reconciled([CARD.id])
+        self.ledger.device_plugin.reconciled([CARD.id])
         self.queue = Queue()
         of = operations(self.ledger, self.pods)
         files = ClaimFiles(self.ledger, self.files)
@@ -127,18 +130,18 @@ class Claims:
     @property
     def held(self) -> bool:
         """Whether the claim has all that it had, and nobody else gets it; the rest is served."""
-        holder = self.ledger.holders.get(UID)
-        if holder is None or holder.ended:
-            assert not self.ledger.claims
+        owner = self.ledger.claim_owners.get(UID)
+        if owner is None or owner.ended:
+            assert not self.ledger.allocations
             assert not self.path.exists(), "its file goes with it"
             return False
         assert self.path.exists()
         assert self.ledger.record(REGION).condition is Condition.PROGRAMMED
         assert self.queue.added == []
         with pytest.raises(FpgaPluginError):
-            self.ledger.allocations.allocate(REGIONS, [P0])
-        self.ledger.allocations.allocate(REGIONS, [P1])
-        self.ledger.allocations.release([P1])
+            self.ledger.device_plugin.allocate(REGIONS, [P0])
+        self.ledger.device_plugin.allocate(REGIONS, [P1])
+        self.ledger.device_plugin.release([P1])
         return True
 
 
@@ -196,7 +199,7 @@ def test_without_a_record_that_can_be_read_nothing_ends(claims: Claims, record: 
 
 
 def test_a_pod_that_joined_while_no_plugin_ran_keeps_the_claim(claims: Claims) -> None:
-    """No call tells of it, then or later."""
+    """No call reports it, then or later."""
     claims.record(POD_A, POD_B)
     claims.look("pod-b")
     assert claims.held
@@ -213,17 +216,17 @@ def test_a_pod_that_joined_while_no_plugin_ran_keeps_the_claim(claims: Claims) -
 def test_pods_that_are_done_with_a_claim_are_forgotten_once_they_are_gone(claims: Claims) -> None:
     claims.record(POD_B)
     claims.look("pod-a", "pod-b")
-    assert {one.pod for one in claims.ledger.resource_claims.tenancies_of_holder(UID)} == {
+    assert {one.pod for one in claims.ledger.dra.tenancies_of_claim(UID)} == {
         POD_A,
         POD_B,
     }
     claims.look("pod-b")
-    assert {one.pod for one in claims.ledger.resource_claims.tenancies_of_holder(UID)} == {POD_B}
+    assert {one.pod for one in claims.ledger.dra.tenancies_of_claim(UID)} == {POD_B}
 
 
 def test_a_claim_that_kubelet_ended_leaves_only_its_tenancies(claims: Claims) -> None:
-    """Its region waits for the pod as any former owner's does."""
-    claims.ledger.resource_claims.end_holder(UID)
+    """Its region waits for the pod as any earlier tenant's does."""
+    claims.ledger.dra.end_claim(UID)
     claims.record()
     claims.look("pod-a")
     assert not claims.held
@@ -236,7 +239,7 @@ def test_a_claim_that_the_record_names_and_the_journal_lacks_is_adopted(claims: 
     claims.look("pod-a", "pod-b")
     assert claims.ledger.pods_of([P1]) == {POD_B}
     with pytest.raises(FpgaPluginError):
-        claims.ledger.allocations.allocate(REGIONS, [P1])
+        claims.ledger.device_plugin.allocate(REGIONS, [P1])
 
 
 def test_a_claim_keeps_its_row_until_its_file_is_removed(
@@ -244,7 +247,7 @@ def test_a_claim_keeps_its_row_until_its_file_is_removed(
 ) -> None:
     """Else nobody would know of a file by which a container starts with what is another's."""
 
-    def fails(_path: str) -> None:
+    def fails(_path: str, _uid: ClaimUid) -> None:
         raise CdiError("read-only file system")
 
     claims.record()
@@ -276,7 +279,7 @@ def test_it_is_looked_again_until_nothing_is_left(
     monkeypatch.setattr(claims.leftovers, "reconcile", counted)
     asyncio.run(claims.leftovers.run())
     assert looks == [False, False, True, True, True]
-    assert not claims.ledger.holders
+    assert not claims.ledger.claim_owners
 
 
 # ------------------------------------------------------------------ from the device plugin to DRA
@@ -304,9 +307,7 @@ class Devices:
         return Checkpoint(entries=tuple(self.entries))
 
     def prepare(self) -> None:
-        self.ledger.resource_claims.take(
-            Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}), [POD_B]
-        )
+        self.ledger.dra.take(ClaimOwner(UID, "space", "claim", (P0,), {P0: ("fpga",)}), [POD_B])
 
 
 def entry(resource: str, *ids: str) -> CheckpointEntry:
@@ -314,9 +315,9 @@ def entry(resource: str, *ids: str) -> CheckpointEntry:
 
 
 def owned(devices: Devices, *, pod: PodUid | None = POD_A) -> Devices:
-    devices.ledger.allocations.allocate(REGIONS, [P0])
+    devices.ledger.device_plugin.allocate(REGIONS, [P0])
     if pod is not None:
-        devices.ledger.allocations.bind_pod([P0], pod)
+        devices.ledger.device_plugin.bind_pod([P0], pod)
     start(devices.ledger, P0)
     return devices
 
@@ -324,7 +325,7 @@ def owned(devices: Devices, *, pod: PodUid | None = POD_A) -> Devices:
 def test_another_vendors_pod_has_nothing_of_ours() -> None:
     devices = Devices(alive("pod-a"), entry("acme.example/fpga-large", "serial-17"))
     assert not devices.look().waits
-    assert not devices.ledger.claims
+    assert not devices.ledger.allocations
     assert not devices.ledger.foreign
 
 
@@ -339,10 +340,10 @@ def test_a_pod_that_the_checkpoint_names_keeps_its_device_and_no_other(
     devices = Devices(Pods(pod_a=state), entry(resource, P0))
     assert devices.look().waits
     assert devices.ledger.pods_of([P0]) == {POD_A}
-    with pytest.raises(HeldError, match="a pod of the device plugin"):
+    with pytest.raises(DeviceOwnedError, match="a pod of the device plugin"):
         devices.prepare()
-    other = Holder(UID, "space", "claim", (P1,), {P1: ("fpga",)})
-    assert devices.ledger.resource_claims.take(other, [POD_B]), "the rest is served"
+    other = ClaimOwner(UID, "space", "claim", (P1,), {P1: ("fpga",)})
+    assert devices.ledger.dra.take(other, [POD_B]), "the rest is served"
 
 
 def test_a_pod_that_may_have_a_device_by_another_plugins_name_keeps_its_card_back() -> None:
@@ -363,17 +364,17 @@ def test_what_pods_that_are_gone_had_ends(pod: PodUid | None) -> None:
     """Of a claim whose pod was never known, kubelet's checkpoint is the word."""
     devices = owned(Devices(alive("pod-b")), pod=pod)
     devices.look()
-    assert not devices.ledger.claims
+    assert not devices.ledger.allocations
     assert devices.ledger.ends["released"] == 1
     assert devices.queue.added == [CARD.id]
     assert devices.ledger.record(REGION).condition is Condition.DIRTY
 
 
 def test_a_pod_that_runs_and_that_kubelet_forgot_is_waited_for() -> None:
-    """Its device is a former owner's: nobody touches it before the pod's processes have ended."""
+    """Its device is an earlier tenant's: nobody touches it before the processes have ended."""
     devices = owned(Devices(alive("pod-a")))
     devices.look()
-    assert not devices.ledger.claims
+    assert not devices.ledger.allocations
     of = operations(devices.ledger, devices.pods)
     waits = asyncio.run(of.living(devices.ledger.tenancies.of(REGION)))
     assert waits is not None
@@ -384,7 +385,7 @@ def test_a_pod_that_runs_and_that_kubelet_forgot_is_waited_for() -> None:
 def test_an_owner_that_the_checkpoint_names_stays_one(state: PodPresence) -> None:
     devices = owned(Devices(Pods(pod_a=state), entry(REGIONS, P0)))
     assert devices.look().waits
-    assert set(devices.ledger.claims) == {P0}
+    assert set(devices.ledger.allocations) == {P0}
 
 
 def test_while_the_checkpoint_cannot_be_read_nothing_ends() -> None:
@@ -394,15 +395,15 @@ def test_while_the_checkpoint_cannot_be_read_nothing_ends() -> None:
     assert not devices.read
     assert leftovers.waits
     assert leftovers.problem
-    assert set(devices.ledger.claims) == {P0}
+    assert set(devices.ledger.allocations) == {P0}
 
 
 def test_what_claims_have_is_theirs_when_their_own_api_serves() -> None:
     devices = Devices(alive("pod-b"))
     devices.prepare()
     devices.look()
-    assert set(devices.ledger.holders) == {UID}
-    assert set(devices.ledger.claims) == {P0}
+    assert set(devices.ledger.claim_owners) == {UID}
+    assert set(devices.ledger.allocations) == {P0}
 
 
 # Kubelet counts the devices of pods that are gone as in use until it is asked for its List.
@@ -425,14 +426,14 @@ class Counted(Devices):
 def test_kubelet_counts_its_devices_when_the_last_of_these_claims_has_ended() -> None:
     devices = Counted(alive("pod-a"), entry(REGIONS, P0), entry(REGIONS, P1))
     leftovers = devices.look()
-    assert (len(devices.ledger.claims), devices.lists) == (2, 0)
+    assert (len(devices.ledger.allocations), devices.lists) == (2, 0)
     devices.entries.pop()
     asyncio.run(leftovers.look())
-    assert (len(devices.ledger.claims), devices.lists) == (1, 0)
+    assert (len(devices.ledger.allocations), devices.lists) == (1, 0)
     devices.pods.states.clear()
     devices.away = True
     asyncio.run(leftovers.look())
-    assert (len(devices.ledger.claims), devices.lists) == (0, 1)
+    assert (len(devices.ledger.allocations), devices.lists) == (0, 1)
     assert leftovers.waits, "it is asked again"
     assert not leftovers.problem, "claims are served all the same"
     devices.away = False

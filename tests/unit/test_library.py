@@ -687,7 +687,7 @@ def test_copies_on_a_file_system_in_memory_are_limited_by_the_memory(make, packe
 
 
 def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):
-    """In a process of its own, whose highest mark tells: both ways that once took all of it."""
+    """In a process of its own, whose highest mark reports: both ways that once took all of it."""
     limit, large = 64, 256  # MiB
     program = f"""
 import gzip, os, sys

@@ -1,4 +1,4 @@
-"""What kubelet is told of devices, one fact after the other.
+"""What kubelet is sent of devices, one fact after the other.
 
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
 table of docs/architecture.md as a whole is in test_lists.py and test_ledger.py.
@@ -16,7 +16,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import Alias, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import Alias, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise, Exposure
 
 CARD = make_card(1, numa_node=1, clears_memory=True)
@@ -48,7 +49,7 @@ def serving(journal: MemoryJournal, card: Card = CARD) -> tuple[Ledger, DeviceLi
     )
     found(ledger, card, AFU)
     for region in card.regions:
-        if ledger.region_claim(region.id) is None:
+        if ledger.region_allocation(region.id) is None:
             ledger.work.working([region.id])
             ledger.work.clean(region.id, AFU, blank=False)
     return ledger, make_lists(ledger, advertise=Advertise.AF)
@@ -79,11 +80,11 @@ def test_the_only_resource_of_a_node_is_registered() -> None:
     assert lists.resources() == (FUNCTION,)
 
 
-def test_the_resource_of_a_claim_is_registered_whatever_else_the_journal_lost() -> None:
+def test_the_resource_of_an_allocation_is_registered_whatever_else_the_journal_lost() -> None:
     """Its pod is admitted again by this name."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
-    alone = MemoryJournal(Change(claims=dict(journal.snapshot.claims)))
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    alone = MemoryJournal(Change(allocations=dict(journal.snapshot.allocations)))
     again = Ledger(prefix=PREFIX, journal=alone, snapshot=alone.snapshot, boot_id="boot")
     assert not again.resources
     assert make_lists(again).resources() == (REGIONS,)
@@ -100,7 +101,7 @@ def test_a_function_has_no_alias_and_is_registered_where_its_card_has_one() -> N
 
 def test_an_owned_device_is_told_with_its_numa_node(ledger: Ledger, lists: DeviceLists) -> None:
     """Else the topology manager would admit its pod by another node after kubelet's restart."""
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     assert [(d.id, d.numa_node) for d in lists.devices(REGIONS)][:2] == [(P0, 1), (P1, 1)]
 
 
@@ -108,7 +109,7 @@ def test_while_a_card_is_rebound_none_of_its_devices_is_healthy_owned_or_not(
     ledger: Ledger, lists: DeviceLists
 ) -> None:
     """Its nodes are about to go: kubelet must start no container on them."""
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     assert (shown(lists)[P0], shown(lists)[P1]) == (False, False)
     ledger.hardware.set_rebinding(CARD.id, rebinding=False)
@@ -118,8 +119,8 @@ def test_while_a_card_is_rebound_none_of_its_devices_is_healthy_owned_or_not(
 def test_an_owned_region_that_is_gone_from_its_card_is_unhealthy_and_its_neighbour_is_not(
     ledger: Ledger, lists: DeviceLists
 ) -> None:
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.allocate(REGIONS, [P1])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P1])
     found(ledger, replace(CARD, regions=CARD.regions[:1]))
     assert (shown(lists)[P0], shown(lists)[P1]) == (True, False)
 
@@ -127,7 +128,7 @@ def test_an_owned_region_that_is_gone_from_its_card_is_unhealthy_and_its_neighbo
 def test_one_broken_region_makes_an_owned_card_unhealthy(
     ledger: Ledger, lists: DeviceLists
 ) -> None:
-    ledger.allocations.allocate(WHOLE, [BOARD])
+    ledger.device_plugin.allocate(WHOLE, [BOARD])
     ledger.hardware.set_failing(CARD.id, {R1: TOO_HOT})
     assert shown(lists, WHOLE)[BOARD] is False
 
@@ -136,11 +137,11 @@ def test_one_broken_region_makes_an_owned_card_unhealthy(
 
 
 def test_of_a_drained_card_only_what_is_owned_is_listed(ledger: Ledger, lists: DeviceLists) -> None:
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     ledger.hardware.set_drained(CARD.id, drained=True)
     assert P0 in shown(lists)
     assert P1 not in shown(lists)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert not {P0, P1} & shown(lists).keys()
     assert BOARD not in shown(lists, WHOLE)
 
@@ -160,7 +161,7 @@ def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
     lists = make_lists(again)
     assert shown(lists) == {P0: False, P1: False}
     assert shown(lists, WHOLE) == {BOARD: False}
-    again.allocations.reconciled([CARD.id])
+    again.device_plugin.reconciled([CARD.id])
     assert shown(lists) == {P0: True, P1: True}
     assert shown(lists, WHOLE) == {BOARD: True}
 
@@ -169,9 +170,9 @@ def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
 
 
 def test_of_a_card_that_a_pod_has_as_a_whole_no_function_is_given_to_another() -> None:
-    """The claim is of an earlier setting; its pod still has every region (invariant 1)."""
+    """The allocation is of an earlier setting; its pod still has every region (invariant 1)."""
     before, journal = make_ledger(CARD)
-    before.allocations.allocate(WHOLE, [BOARD])
+    before.device_plugin.allocate(WHOLE, [BOARD])
     _, lists = serving(journal)
     assert shown(lists, WHOLE) == {BOARD: True}
     assert shown(lists, FUNCTION) == {}
@@ -192,7 +193,7 @@ def test_a_list_is_made_anew_only_if_it_says_something_else(
 ) -> None:
     """Of a thousand devices each comparison would cost, and each new list a message to kubelet."""
     regions, cards = lists.devices(REGIONS), lists.devices(WHOLE)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     assert lists.devices(REGIONS) is regions, "an owned device is as Healthy as a free one"
     assert lists.devices(WHOLE) != cards
 
@@ -201,8 +202,10 @@ def test_only_the_cards_that_changed_are_looked_at_again(
     ledger: Ledger, lists: DeviceLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[DeviceId] = []
-    claims_on = ledger.claims_on
-    monkeypatch.setattr(ledger, "claims_on", lambda c: looked_at.append(c) or claims_on(c))
+    allocations_on = ledger.allocations_on
+    monkeypatch.setattr(
+        ledger, "allocations_on", lambda c: looked_at.append(c) or allocations_on(c)
+    )
     lists.devices(REGIONS)
     assert looked_at == []
     ledger.hardware.set_foreign({OTHER.id: "x"})

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.observability import SOCKET
 from fpga_plugin.observability.listeners import RECHECK, Listeners
-from fpga_plugin.observability.survey import Survey
+from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.settings.settings import Settings
 from fpga_plugin.settings.values import HttpAddress
 
@@ -19,7 +19,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
     async def there():
         async with asyncio.timeout(LIMIT):
-            while not path.is_socket():  # noqa: ASYNC110  # nothing tells of it
+            while not path.is_socket():  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.005)
 
     async def healthz() -> bytes:
@@ -31,7 +31,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
     async def main():
         settings = Settings(state_dir=str(tmp_path), http_address=None)
-        service = Listeners(Survey(settings), recheck=0.01)
+        service = Listeners(StatusContext(settings), recheck=0.01)
         service.start()
         service.locked()
         try:
@@ -56,7 +56,7 @@ def test_who_stops_at_any_instant_leaves_no_socket_open(tmp_path, monkeypatch):
     settings = Settings(state_dir=str(tmp_path), http_address=HttpAddress("", 0))
 
     async def stopped_after(steps: int) -> bool:
-        service = Listeners(Survey(settings))
+        service = Listeners(StatusContext(settings))
         service.start()
         service.locked()
         for _ in range(steps):

@@ -16,7 +16,8 @@ from ledger_support import (
 )
 
 from fpga_plugin.allocation.ledger import resource_names
-from fpga_plugin.ids import PodUid, RegionId, ResourceName
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -45,30 +46,30 @@ def test_every_card_is_advertised_whole_and_by_region_with_its_numa_node() -> No
     ]
 
 
-def test_a_whole_claim_takes_the_regions_off_the_list_and_the_reverse() -> None:
+def test_a_whole_allocation_takes_the_regions_off_the_list_and_the_reverse() -> None:
     ledger, lists = two()
-    ledger.allocations.allocate(WHOLE, [BOARD])
+    ledger.device_plugin.allocate(WHOLE, [BOARD])
     assert P0 not in shown(lists)
     assert shown(lists, WHOLE)[BOARD]
-    ledger.allocations.release([BOARD])
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.release([BOARD])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     assert shown(lists)[P0]
     assert shown(lists)[P1]
     assert BOARD not in shown(lists, WHOLE)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert shown(lists, WHOLE)[BOARD]
 
 
 def test_an_owned_device_is_listed_healthy_in_every_condition_but_faulted() -> None:
     ledger, lists = two()
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     for step in (
         lambda: ledger.work.dirty([R0], "x"),
         lambda: ledger.work.working([R0]),
         lambda: ledger.work.programmed(R0, AFU),
         lambda: ledger.hardware.set_foreign({CARD.id: "x"}),
-        lambda: ledger.work.set_debt(CARD.id, open_=True),
-        lambda: ledger.allocations.kubelet_epoch("life 2"),
+        lambda: ledger.work.set_memory_clear_pending(CARD.id, open_=True),
+        lambda: ledger.device_plugin.kubelet_found("life 2"),
     ):
         step()
         assert shown(lists)[P0]
@@ -78,8 +79,8 @@ def test_an_owned_device_is_listed_healthy_in_every_condition_but_faulted() -> N
 
 def test_an_owned_device_whose_hardware_goes_stays_listed_unhealthy() -> None:
     ledger, lists = two()
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.allocate(WHOLE, [device(OTHER)])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(WHOLE, [device(OTHER)])
     ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     assert shown(lists)[P0] is False
     ledger.hardware.set_failing(CARD.id, {})
@@ -111,12 +112,12 @@ def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
     assert shown(lists)[device(OTHER, 0)]
 
 
-def test_a_memory_debt_holds_back_the_whole_card_only() -> None:
+def test_a_memory_clear_pending_holds_back_the_whole_card_only() -> None:
     ledger, lists = two()
-    ledger.work.set_debt(CARD.id, open_=True)
+    ledger.work.set_memory_clear_pending(CARD.id, open_=True)
     assert shown(lists, WHOLE)[BOARD] is False
     assert shown(lists)[P0]
-    ledger.work.set_debt(CARD.id, open_=False)
+    ledger.work.set_memory_clear_pending(CARD.id, open_=False)
     assert shown(lists, WHOLE)[BOARD]
 
 
@@ -138,13 +139,13 @@ def test_unblanked_is_clean_under_best_effort_only(policy: ScrubPolicy) -> None:
 
 def test_a_region_comes_back_when_another_card_gives_its_node_up() -> None:
     ledger, lists = two()
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     ledger.hardware.card_gone(CARD.id)
     found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
     scrub(ledger, OTHER)
     assert shown(lists)[device(OTHER, 0)] is False
     assert shown(lists, WHOLE)[device(OTHER)] is False
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert shown(lists)[device(OTHER, 0)]
     assert shown(lists, WHOLE)[device(OTHER)]
 
@@ -158,9 +159,9 @@ def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts()
     assert make_lists(reopened(journal)).resources() == (WHOLE, REGIONS)
 
 
-def test_a_card_with_another_interface_id_is_listed_under_it_and_its_claims_under_the_old() -> None:
+def test_a_card_with_another_interface_id_is_listed_under_it_and_what_is_owned_under_the_old():
     ledger, lists = two()
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     changed = replace(CARD, interface_id=OTHER_INTERFACE)
     of_regions, of_card = resource_names(PREFIX, changed)
     found(ledger, changed)
@@ -187,21 +188,21 @@ def test_what_is_not_to_be_advertised_is_not_registered_nor_listed(
 
 
 @pytest.mark.parametrize("adopted", [True, False])
-def test_a_claim_of_what_is_not_advertised_any_more_is_listed_as_long_as_it_lasts(
+def test_an_allocation_of_what_is_not_advertised_any_more_is_listed_as_long_as_it_lasts(
     *, adopted: bool
 ) -> None:
     ledger, journal = make_ledger(CARD)
     if not adopted:
-        ledger.allocations.allocate(WHOLE, [BOARD])
+        ledger.device_plugin.allocate(WHOLE, [BOARD])
     ledger = reopened(journal, CARD)
     lists = make_lists(ledger, advertise=Advertise.REGION)
     if adopted:
         assert lists.resources() == (REGIONS,)
-        ledger.allocations.adopt(WHOLE, BOARD, PodUid("a"), {})
+        ledger.device_plugin.adopt(WHOLE, BOARD, PodUid("a"), {})
     assert lists.resources() == (WHOLE, REGIONS)
     assert shown(lists, WHOLE) == {BOARD: True}
     assert shown(lists) == {}
-    ledger.allocations.release([BOARD])
+    ledger.device_plugin.release([BOARD])
     assert lists.resources() == (WHOLE, REGIONS), "a name once registered stays registered"
     assert shown(lists, WHOLE) == {}
 
@@ -218,12 +219,12 @@ def test_resources_of_another_prefix_are_not_registered() -> None:
 def test_a_resource_of_another_prefix_is_registered_while_its_devices_are_owned() -> None:
     old = ResourceName(REGIONS.replace(PREFIX, "fpga.example.com"))
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
-    (claim,) = ledger.claims.values()
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    (allocation,) = ledger.allocations.values()
     snapshot = replace(
         journal.snapshot,
         resources={old: True},
-        claims={P0: replace(claim, resource=old)},
+        allocations={P0: replace(allocation, resource=old)},
     )
     ledger = reopened(MemoryJournal(snapshot), CARD)
     lists = make_lists(ledger)
@@ -231,8 +232,8 @@ def test_a_resource_of_another_prefix_is_registered_while_its_devices_are_owned(
     assert shown(lists, old) == {P0: True}
     assert P0 not in shown(lists)
     assert shown(lists, WHOLE) == {}
-    ledger.allocations.allocate(old, [P0])  # kubelet's next container of the pod
-    ledger.allocations.release([P0])
+    ledger.device_plugin.allocate(old, [P0])  # kubelet's next container of the pod
+    ledger.device_plugin.release([P0])
     assert shown(lists, old) == {}
     assert P0 in shown(lists)
     assert make_lists(reopened(MemoryJournal(journal.snapshot), CARD)).resources() == (
@@ -245,7 +246,7 @@ def test_listeners_hear_which_card_changed_until_they_stop() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
     heard: list[object] = []
     stop = ledger.subscribe(heard.append)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
     assert set(heard) == {CARD.id}
     heard.clear()
@@ -253,17 +254,17 @@ def test_listeners_hear_which_card_changed_until_they_stop() -> None:
     assert set(heard) == {None, OTHER.id}
     stop()
     heard.clear()
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert heard == []
 
 
 def test_a_list_that_did_not_change_is_the_same_object() -> None:
     ledger, lists = two()
     before = lists.devices(WHOLE)
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.release([P0])
-    ledger.allocations.prestart_seen([P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.release([P0])
+    ledger.device_plugin.prestart_seen([P0])
     assert lists.devices(WHOLE) == before
     again = lists.devices(REGIONS)
-    ledger.allocations.kubelet_epoch("life 2")
+    ledger.device_plugin.kubelet_found("life 2")
     assert lists.devices(REGIONS) is again

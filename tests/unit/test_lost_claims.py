@@ -15,7 +15,7 @@ from doubles.cards import AFU, BLANK, PREFIX, make_card
 from doubles.cards import device as device_of
 from ledger_support import MemoryJournal, former, make_ledger, scrub
 from structlog.testing import capture_logs
-from test_holders import POD, A, holder, prepare
+from test_dra_steps import POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.records import Condition, Prepared
@@ -23,15 +23,16 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError, ResourceClaim, read_claim
+from fpga_plugin.dra.claim_targets import ClaimTargets
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
-from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
-from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, ClaimUid, PodUid, RegionId
+from fpga_plugin.ids import CardId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 CARD = make_card()
 DRIVER = "fpga.intel.com"
@@ -57,11 +58,11 @@ class Files(CdiFiles):
 
     failing = 0
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, uid: ClaimUid) -> None:
         if self.failing:
             self.failing -= 1
             raise CdiError("the file cannot be removed")
-        super().remove(path)
+        super().remove(path, uid)
 
 
 class NoLeftovers:
@@ -105,9 +106,9 @@ class World:
         self.queue = Queue()
         self.files = Files(f"{root}/cdi", DRIVER)
         if not fresh:
-            self.files.write(self.ledger.holders[A], self.ledger.claims.values())
+            self.files.write(self.ledger.claim_owners[A], self.ledger.allocations.values())
         if damaged:
-            journal.snapshot = doubted(replace(journal.snapshot, claims={}), "the claim's row")
+            journal.snapshot = doubted(replace(journal.snapshot, allocations={}), "the claim's row")
             self.ledger = Ledger(
                 prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
             )
@@ -123,13 +124,13 @@ class World:
         nothing = SimpleNamespace()
         files = ClaimFiles(self.ledger, self.files)
         self.ends = ends = ClaimEnds(self.ledger, self.queue, files)  # type: ignore[arg-type]
-        self.life = ClaimLife(
+        self.life = ClaimLifecycle(
             operations,
             nothing,
             nothing,
             self.queue,
             claims=told,
-            wishes=nothing,
+            claim_targets=nothing,
             permission=nothing,
             files=files,
             ends=ends,
@@ -189,7 +190,7 @@ def world(tmp_path, monkeypatch) -> World:
 
 def has_ended(world: World, tmp_path) -> bool:
     return (
-        world.ledger.holders[A].ended
+        world.ledger.claim_owners[A].ended
         and world.ledger.record(world.region).condition is Condition.DIRTY
         and world.queue.added == [CARD.id]
         and not list((tmp_path / "cdi").iterdir())
@@ -229,7 +230,7 @@ def test_a_claim_that_is_allocated_elsewhere_by_now_ends_here(world: World, tmp_
 
     def over() -> bool:
         if world.living is not None and world.asked > 2:
-            assert not world.ledger.holders[A].ended  # its pod still runs here
+            assert not world.ledger.claim_owners[A].ended  # its pod still runs here
             world.living = None
         return has_ended(world, tmp_path)
 
@@ -240,7 +241,7 @@ def test_a_claim_that_is_allocated_elsewhere_by_now_ends_here(world: World, tmp_
 def test_a_claim_that_has_a_device_here_is_kept(world: World, pools):
     world.claim = allocated(*pools)
     world.play(lambda: world.asked > 2)
-    assert not world.ledger.holders[A].ended
+    assert not world.ledger.claim_owners[A].ended
 
 
 def after_a_round(world: World) -> None:
@@ -250,7 +251,7 @@ def after_a_round(world: World) -> None:
 
 def test_a_record_that_is_not_rewritten_yet_makes_no_claim_of_one_that_has_ended(world: World):
     """Kubelet writes the end down after its answer, and the rest of the pod's claims."""
-    world.ledger.resource_claims.end_holder(A)
+    world.ledger.dra.end_claim(A)
     scrub(world.ledger, CARD)
     world.record(A)
     world.queue.synced = False
@@ -258,10 +259,10 @@ def test_a_record_that_is_not_rewritten_yet_makes_no_claim_of_one_that_has_ended
 
     def forgotten() -> bool:
         if world.queue.synced and record.exists():
-            assert world.ledger.holders[A].ended, "while the record names it"
-            assert not world.ledger.claims
+            assert world.ledger.claim_owners[A].ended, "while the record names it"
+            assert not world.ledger.allocations
             record.unlink()
-        return not world.ledger.holders
+        return not world.ledger.claim_owners
 
     world.play(forgotten)
     assert not record.exists()
@@ -272,17 +273,17 @@ def test_a_claim_on_a_card_that_is_new_to_the_journal_is_adopted(tmp_path):
     world = World(str(tmp_path), fresh=True)
     world.record(A)
     after_a_round(world)
-    assert world.ledger.pods_of(world.ledger.holders[A].devices) == {POD}
+    assert world.ledger.pods_of(world.ledger.claim_owners[A].devices) == {POD}
     assert not world.ledger.unreconciled
 
 
 def test_a_claim_whose_device_a_damaged_journal_lost_keeps_it(tmp_path):
     world = World(str(tmp_path), damaged=True)
-    assert not world.ledger.claims
+    assert not world.ledger.allocations
     world.record(A)
     after_a_round(world)
-    assert world.ledger.claims[device_of(CARD, 0)].exposed
-    assert not world.ledger.resource_claims.is_prepared(world.ledger.holders[A])
+    assert world.ledger.allocations[device_of(CARD, 0)].missed_prestart
+    assert not world.ledger.dra.is_prepared(world.ledger.claim_owners[A])
     assert not world.ledger.unreconciled
 
 
@@ -298,7 +299,7 @@ def test_pods_whose_claim_both_records_lost_are_former_owners_of_its_regions(tmp
 
 def test_a_card_stays_back_whose_lost_claim_cannot_be_adopted(tmp_path):
     world = World(str(tmp_path), damaged=True)
-    world.ledger.resource_claims.adopt_holder(holder(ClaimUid("claim-b"), device_of(CARD)), [POD])
+    world.ledger.dra.adopt_claim(owner(ClaimUid("claim-b"), device_of(CARD)), [POD])
     world.living = POD
     world.record(A)
     after_a_round(world)
@@ -309,19 +310,19 @@ def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
     claim = read_claim(allocated("node-a"), ClaimRef(A, "n", "c"), driver=DRIVER, node="node-a")
     world.ledger.hardware.card_gone(CARD.id)
     with pytest.raises(RefusedError, match="is gone"):
-        asyncio.run(Wishes(world.ledger, SimpleNamespace(), None).of(claim))
+        asyncio.run(ClaimTargets(world.ledger, SimpleNamespace(), None).of(claim))
 
 
 def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
     told: list[str] = []
     world.claim = allocated("node-a").replace(b'"r"', b'"fpga"')
-    world.ledger.resource_claims.prepared(A, {world.region: Prepared()})
+    world.ledger.dra.prepared(A, {world.region: Prepared()})
 
     async def blank(*_: object) -> dict[RegionId, None]:
         return {world.region: None}
 
-    world.life._wishes.of = blank  # type: ignore[method-assign]
-    world.life._wants.exactly = blank  # type: ignore[assignment,method-assign]
+    world.life._claim_targets.of = blank  # type: ignore[method-assign]
+    world.life._targets.exactly = blank  # type: ignore[assignment,method-assign]
     world.life._permission.check = blank  # type: ignore[assignment,method-assign]
     begun, go_on = threading.Event(), threading.Event()
     write = world.files.write

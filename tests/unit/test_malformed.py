@@ -29,7 +29,7 @@ MESSAGES = dict(
 MESSAGES = {name.strip(): message.removeprefix(" ") for name, message in MESSAGES.items()}
 
 HINTS = {
-    "legacy": "pack its image anew with OPAE's packager",
+    "legacy": "pack its image again with OPAE's packager",
     "pacsign": "take the GBS file from before the signing",
     "pacsign in an aocx": "take the GBS file from before the signing",
     "xclbin": "take the file from before `xclbinutil --private-key`",
@@ -38,7 +38,7 @@ HINTS = {
     "raw image": "pack it with OPAE's packager",
     "web page": "an error page of a server",
     "pointer of git lfs": "the pointer of a file in Git LFS",
-    "image is pacsign": "pack the raw image (RBF) anew",
+    "image is pacsign": "pack the raw image (RBF) again",
     "emulator build": "emulator and library builds have no image",
     "interface all ones": "no card has it",
     "accelerator id all ones": "give the accelerator an id of its own",

@@ -1,4 +1,4 @@
-"""docs/messages.md tells of each message that an operator can meet, and of no other."""
+"""docs/messages.md reports each message that an operator can meet, and of no other."""
 
 import ast
 import re

@@ -259,7 +259,7 @@ def test_every_method_is_generated_with_its_types(package):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_numbers_of_the_second_door_are_upstreams(message, wire):
+def test_the_numbers_of_the_dra_are_upstreams(message, wire):
     assert bytes(message).hex() == wire
 
 

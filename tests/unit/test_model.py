@@ -25,10 +25,11 @@ from repository import ROOT
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import ScrubPolicy
 
-TRACES = sorted((ROOT / "docs/model/traces").glob("*.txt"))
+TRACES = sorted((ROOT / "tests/traces/protocol").glob("*.txt"))
 CONDITIONS = (Condition.DIRTY, Condition.SCRUBBING, Condition.BLANK, Condition.PROGRAMMED)
 BLANK_POD = 2
 """The pod that asks for no bitstream, as in the model."""
@@ -141,7 +142,7 @@ class Replay:
         self.regions: list[RegionId] = [region.id for region in self.board.card.regions]
         self.devices = [*map(DeviceId, self.regions), DeviceId(self.card)]
         self.journal = MemoryJournal()
-        self.epoch = 1
+        self.instance = 1
         self.begin()
         self.plugin.kubelet_answers()
         self.plugin.work()
@@ -154,10 +155,10 @@ class Replay:
         )
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.tell_epoch()
+        self.report_instance()
 
-    def tell_epoch(self) -> None:
-        self.plugin.kubelet_begins(f"life {self.epoch}")
+    def report_instance(self) -> None:
+        self.plugin.kubelet_begins(f"life {self.instance}")
 
     def jobs(self, *, pod: int | None = None) -> list[Job]:
         """A call's, or those of work on the card that has its lock."""
@@ -205,8 +206,8 @@ class Replay:
     def learn_owners(self) -> None:
         for pod in self.known:
             for device in pod.devices if pod.active else ():
-                if self.plugin.ledger.claims[device].pod is None:
-                    self.plugin.ledger.allocations.bind_pod([device], pod.uid)
+                if self.plugin.ledger.allocations[device].pod is None:
+                    self.plugin.ledger.device_plugin.bind_pod([device], pod.uid)
 
     def cancel(self, number: int) -> None:
         task = self.calls.pop(number, None)
@@ -229,24 +230,24 @@ class Replay:
     def step_admit(self, number: int, index: int) -> None:
         device, resource = self.devices[index], WHOLE if index == 2 else REGIONS
         try:
-            self.plugin.call(lambda: self.plugin.claims.allocate(resource, [device]))
+            self.plugin.call(lambda: self.plugin.calls.allocate(resource, [device]))
         except RefusedError:
             return
-        nodes = dict(self.plugin.ledger.claims[device].nodes)
+        nodes = dict(self.plugin.ledger.allocations[device].nodes)
         self.pods[number] = Pod(uid(number), resource, (device,), nodes)
         self.known.append(self.pods[number])
 
     def step_admit_again(self, number: int, _: int) -> None:
         pod = self.pods[number]
         try:
-            self.plugin.call(lambda: self.plugin.claims.allocate(pod.resource, pod.devices))
+            self.plugin.call(lambda: self.plugin.calls.allocate(pod.resource, pod.devices))
         except RefusedError:
             pod.active = False
 
     def step_prestart(self, number: int, _: int) -> None:
         pod = self.pods[number]
         env = env_for(asks(number, pod)) if self.extended else {}
-        coroutine = self.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
+        coroutine = self.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
         caller.set(number)
         task = self.calls[number] = self.plugin.loop.create_task(coroutine, name=f"call {number}")
         self.plugin.loop.settle()
@@ -289,7 +290,7 @@ class Replay:
     def step_end_by_force(self, number: int, _: int) -> None:
         pod = self.pods[number]
         pod.active = False
-        if self.plugin.ledger.claims[pod.devices[0]].pod != pod.uid:
+        if self.plugin.ledger.allocations[pod.devices[0]].pod != pod.uid:
             self.cancel(number)
 
     def step_start_ungated(self, number: int, _: int) -> None:
@@ -299,11 +300,11 @@ class Replay:
 
     def step_poststop(self, number: int, _: int) -> None:
         pod = self.pods[number]
-        self.plugin.call(lambda: self.plugin.claims.poststop(pod.resource, pod.devices))
+        self.plugin.call(lambda: self.plugin.calls.poststop(pod.resource, pod.devices))
 
     def step_deallocate(self, index: int, _: int) -> None:
         device, resource = self.devices[index], WHOLE if index == 2 else REGIONS
-        self.plugin.call(lambda: self.plugin.claims.deallocate(resource, [device]))
+        self.plugin.call(lambda: self.plugin.calls.deallocate(resource, [device]))
 
     def step_prepare(self, _card: int, index: int) -> None:
         self.open_gate(lambda pod: bool(pod) and self.pods[pod].devices == (self.devices[index],))
@@ -334,8 +335,8 @@ class Replay:
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for number in tuple(self.calls):
             self.cancel(number)
-        self.epoch += 1
-        self.tell_epoch()
+        self.instance += 1
+        self.report_instance()
         self.plugin.call(self.learn_owners)
 
     def step_registered(self, _x: int, _y: int) -> None:
@@ -351,13 +352,15 @@ class Replay:
         """As the model prints it, but for the work that is under way."""
         ledger, said = self.plugin.ledger, []
         for device in self.devices:
-            claim = ledger.claims.get(device)
+            claim = ledger.allocations.get(device)
             if claim is None:
-                said.append(f"C00000{ledger.strays.get(device, 0)}")
+                said.append(f"C00000{ledger.pending_poststops.get(device, 0)}")
                 continue
             owner = next((n for n in range(4) if uid(n) == claim.pod), 0)
             due = claim.prestarts - claim.poststops
-            said.append(f"C1{claim.touched:d}{claim.started:d}{claim.exposed:d}{owner}{due}")
+            said.append(
+                f"C1{claim.prestart_seen:d}{claim.started:d}{claim.missed_prestart:d}{owner}{due}"
+            )
         for region in self.regions:
             record, slot = ledger.record(region), self.rack.slot(region)
             on_it = next((n for n in (1, 2, 3) if slot.afu == image(n)), 0)
@@ -366,7 +369,7 @@ class Replay:
                 f"R{CONDITIONS.index(record.condition)}{bits(former(ledger, region))}{on_it}"
                 f"{bits(slot.data)}{slot.held is not None:d}"
             )
-        said.append(f"D{self.card in ledger.debts:d}{bits(self.board.memory)}")
+        said.append(f"D{self.card in ledger.memory_clear_pending:d}{bits(self.board.memory)}")
         return said
 
 

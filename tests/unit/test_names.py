@@ -2,7 +2,7 @@
 
 import pytest
 
-from fpga_plugin.allocation.resource_claims import HeldError
+from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.errors import BitstreamNotFoundError, NotFinishedError
 from fpga_plugin.ids import Alias, BitstreamId, InterfaceId
@@ -71,7 +71,7 @@ def test_the_error_stays_what_it_was():
     assert str(error) == f"no {AFU}: put {AOCX} there", "others have it, too"
     goes_on = NotFinishedError(f"{AFU} goes on")
     assert NAMES.error(goes_on) is goes_on
-    assert HeldError("x", hint="y").reworded(str.upper).hint == "Y"
+    assert DeviceOwnedError("x", hint="y").reworded(str.upper).hint == "Y"
 
 
 def test_one_bitstream_has_one_name_for_each_interface():

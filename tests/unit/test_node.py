@@ -48,7 +48,7 @@ def names(settings) -> tuple[str, str]:
     return f"other.example.com/region-{interface}", f"other.example.com/fpga-{interface}"
 
 
-def test_a_region_is_in_use_by_its_own_claim_or_its_cards_whatever_the_resource_was_called(
+def test_a_region_is_in_use_by_its_own_allocation_or_its_cards_whatever_the_resource_was_called(
     settings,
 ):
     regions, cards = names(settings)

@@ -166,6 +166,26 @@ def test_it_asks_once_a_registration_and_not_again_while_all_is_well(tmp_path: P
     checked(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("declared", "concerned"),
+    [(None, True), ([], True), (["RestartAllContainersOnContainerExits"], False)],
+)
+def test_a_kubelet_that_declares_features_is_not_judged_by_its_version(
+    tmp_path: Path, declared: list[str] | None, *, concerned: bool
+) -> None:
+    async def story(server: ApiServerDouble, check: NodeCheck, warned: list[str]) -> None:
+        told = node("containerd://2.1.4", "v1.29.9-vendor")
+        if declared is not None:
+            told["status"]["declaredFeatures"] = declared
+        await server.put(NODES, told)
+        check.wake()
+        await until(lambda: server.count("GET") == 1 and (not concerned or warned))
+        await asyncio.sleep(0.02)
+        assert bool(check.concerns) is concerned
+
+    checked(tmp_path, story)
+
+
 def test_a_concern_is_told_once_and_goes_when_the_node_was_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

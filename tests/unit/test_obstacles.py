@@ -11,9 +11,9 @@ from ledger_support import make_ledger, start
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.journal.records import (
     Change,
+    ClaimOwner,
     Condition,
-    Debug,
-    Holder,
+    DebugHold,
     Tenancy,
     TenancyKey,
 )
@@ -23,7 +23,8 @@ from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import CardProblem, Iommu
-from fpga_plugin.ids import ClaimUid, DeviceId, PciAddress, RegionId
+from fpga_plugin.ids import DeviceId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid
 from fpga_plugin.settings.settings import Exposure
 
 ROOT = Path(__file__).parents[2]
@@ -51,18 +52,18 @@ def tenancy(region: RegionId, *nodes: str) -> Change:
 
 
 def debug(until: float) -> Change:
-    return Change(debugs={R0: Debug(R0, "uid", "ns", "pod", (), 60.0, "exit 1", until)})
+    return Change(debug_holds={R0: DebugHold(R0, "uid", "ns", "pod", (), 60.0, "exit 1", until)})
 
 
 def resource_claim(ledger: Ledger) -> None:
-    ledger.allocations.allocate(REGIONS, [D0])
-    holder = Holder(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
-    ledger.commit(Change(holders={holder.uid: holder}))
+    ledger.device_plugin.allocate(REGIONS, [D0])
+    owner = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
+    ledger.commit(Change(claim_owners={owner.uid: owner}))
 
 
 def make_dra() -> Ledger:
     ledger, _ = make_ledger(CARD)
-    ledger.obstacles._claims = True
+    ledger.obstacles._dra = True
     return ledger
 
 
@@ -80,8 +81,8 @@ REASONS = {
     Kind.REBINDING: lambda one: one.hardware.set_rebinding(CARD.id, rebinding=True),
     Kind.UNRECONCILED: lambda one: one.unreconciled.add(CARD.id),
     Kind.DRAINED: lambda one: one.hardware.set_drained(CARD.id, drained=True),
-    Kind.MODE: lambda one: one.allocations.allocate(WHOLE, [BOARD]),
-    Kind.OWNED: lambda one: one.allocations.allocate(REGIONS, [D0]),
+    Kind.MODE: lambda one: one.device_plugin.allocate(WHOLE, [BOARD]),
+    Kind.OWNED: lambda one: one.device_plugin.allocate(REGIONS, [D0]),
     Kind.NOT_CLEAN: lambda one: one.work.dirty([R0], "so"),
 }
 
@@ -102,21 +103,21 @@ def test_each_reason_is_found_and_says_what_is_so_and_what_to_do(
 @pytest.mark.parametrize("kind", [kind for kind in REASONS if kind.stops & Stops.ALLOCATE])
 def test_what_stops_allocate_does_stop_it(ledger: Ledger, kind: Kind) -> None:
     REASONS[kind](ledger)
-    owned = D0 in ledger.claims
+    owned = D0 in ledger.allocations
     with pytest.raises((RefusedError, UnknownDeviceError)):
-        ledger.allocations.allocate(REGIONS, [D0])
-    assert (D0 in ledger.claims) == owned
+        ledger.device_plugin.allocate(REGIONS, [D0])
+    assert (D0 in ledger.allocations) == owned
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REASONS if not kind.stops & Stops.ALLOCATE])
 def test_what_does_not_stop_allocate_does_not(ledger: Ledger, kind: Kind) -> None:
     REASONS[kind](ledger)
-    assert ledger.allocations.allocate(REGIONS, [D0])
+    assert ledger.device_plugin.allocate(REGIONS, [D0])
 
 
 def test_of_a_whole_card_ports_without_a_driver_and_memory_count(ledger: Ledger) -> None:
     ledger.hardware.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: None}, None)
-    ledger.work.set_debt(CARD.id, open_=True)
+    ledger.work.set_memory_clear_pending(CARD.id, open_=True)
     assert {Kind.INCOMPLETE, Kind.MEMORY} <= kinds(ledger, BOARD)
     assert not {Kind.INCOMPLETE, Kind.MEMORY} & kinds(ledger)
 
@@ -143,7 +144,7 @@ def test_dirty_stops_the_offer_and_not_allocate() -> None:
 
 def test_with_dra_a_pods_device_is_said_to_the_scheduler() -> None:
     ledger = make_dra()
-    ledger.allocations.allocate(REGIONS, [D0])
+    ledger.device_plugin.allocate(REGIONS, [D0])
     assert Kind.POD in kinds(ledger)
     assert Kind.RESOURCE_CLAIM not in kinds(ledger)
 
@@ -184,14 +185,14 @@ def test_another_card_does_not_matter(ledger: Ledger) -> None:
 def test_an_owner_that_started_has_its_region_programmed_and_no_obstacle_but_itself(
     ledger: Ledger,
 ) -> None:
-    ledger.allocations.allocate(REGIONS, [D0])
+    ledger.device_plugin.allocate(REGIONS, [D0])
     start(ledger, D0)
     assert ledger.record(R0).condition is Condition.PROGRAMMED
     assert kinds(ledger) == {Kind.OWNED}
 
 
 def test_nodes_that_lead_elsewhere_refuse_the_container(ledger: Ledger) -> None:
-    (claim,) = ledger.allocations.allocate(REGIONS, [D0])
+    (claim,) = ledger.device_plugin.allocate(REGIONS, [D0])
     moved = replace(CARD.regions[0], grant=Grant(("/dev/moved",)))
     ledger.show(replace(CARD, regions=(moved, *CARD.regions[1:])))
     with pytest.raises(RefusedError, match="device numbering changed"):

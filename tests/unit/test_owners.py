@@ -1,4 +1,4 @@
-"""Whose claims these are, learnt from kubelet's checkpoint as soon as it shows it."""
+"""Whose allocations these are, learnt from kubelet's checkpoint as soon as it shows it."""
 
 import asyncio
 import os
@@ -18,9 +18,10 @@ from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.reconcile import owners
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.requests.directory import PodDirectory
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")
@@ -41,7 +42,7 @@ class World:
             prefix=PREFIX, journal=self.journal, snapshot=self.journal.snapshot, boot_id=""
         )
         self.ledger.hardware.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
-        self.ledger.allocations.reconciled([CARD.id])
+        self.ledger.device_plugin.reconciled([CARD.id])
         pods = PodDirectory(kubelet_dir=str(self.path.parent), prefix=PREFIX)
         self.owners = Owners(self.ledger, PodCgroups(None), pods)
 
@@ -52,7 +53,7 @@ class World:
         )
 
     def allocate(self, name: DeviceId = P0, resource: ResourceName = REGIONS) -> None:
-        self.ledger.allocations.allocate(resource, [name])
+        self.ledger.device_plugin.allocate(resource, [name])
         self.owners.answered([name])
 
     def look(self) -> None:
@@ -71,7 +72,7 @@ class World:
             self.look()
 
     def pod(self, name: DeviceId = P0) -> PodUid | None:
-        return self.ledger.claims[name].pod
+        return self.ledger.allocations[name].pod
 
 
 @pytest.fixture
@@ -171,28 +172,28 @@ def test_what_cannot_be_read_or_written_down_is_said_once_and_tried_again(world:
         world.write((A, P0))
         world.journal.failing = 1
         world.look()
-    assert [line["event"] for line in logs] == ["the owners of claims cannot be read"] * 2
+    assert [line["event"] for line in logs] == ["the owners of allocations cannot be read"] * 2
     assert world.pod() == A, "to know it takes trust away: its processes have to end"
-    assert world.journal.snapshot.claims[P0].pod is None
-    world.ledger.work.set_debt(card_of(P0), open_=True)
-    assert world.journal.snapshot.claims[P0].pod == A, "it is written with the next change"
+    assert world.journal.snapshot.allocations[P0].pod is None
+    world.ledger.work.set_memory_clear_pending(card_of(P0), open_=True)
+    assert world.journal.snapshot.allocations[P0].pod == A, "it is written with the next change"
 
 
-def test_a_claim_that_ended_while_the_file_was_read_is_nobodys(world: World) -> None:
+def test_an_allocation_that_ended_while_the_file_was_read_is_nobodys(world: World) -> None:
     world.allocate()
     world.write((A, P0))
-    world.during(lambda: world.ledger.allocations.release([P0]))
-    assert not world.ledger.claims
+    world.during(lambda: world.ledger.device_plugin.release([P0]))
+    assert not world.ledger.allocations
 
 
 def test_a_pod_that_a_prestart_told_while_the_file_was_read_stays(world: World) -> None:
-    """To bind another one is to end the claim: its container would run on a region of nobody's."""
+    """To bind another one ends the allocation: its container would run on nobody's region."""
     world.allocate()
     world.write((A, P0))
 
     def prestart() -> None:
-        world.ledger.allocations.prestart_seen([P0])
-        world.ledger.allocations.bind_pod([P0], B)
+        world.ledger.device_plugin.prestart_seen([P0])
+        world.ledger.device_plugin.bind_pod([P0], B)
 
     world.during(prestart)
     assert world.pod() == B
@@ -251,7 +252,7 @@ def test_another_kubelet_is_reason_to_look_at_once(world: World, monkeypatch) ->
         world.allocate()
         world.write((A, P0))
         await asyncio.sleep(0)
-        world.ledger.allocations.kubelet_epoch("life 2")
+        world.ledger.device_plugin.kubelet_found("life 2")
         world.owners.new_kubelet()
         await until(lambda: world.pod() == A)
 
@@ -314,7 +315,7 @@ def test_it_looks_ever_less_often_until_an_allocate(world: World, monkeypatch) -
         world.allocate(P1)
         before = len(waits)
         await until(lambda: len(waits) > before + 2)
-        assert min(filter(None, waits[before:])) < 0.07, "it begins anew"
+        assert min(filter(None, waits[before:])) < 0.07, "it begins again"
 
     monkeypatch.setattr(
         owners, "asyncio", SimpleNamespace(timeout=noted, to_thread=asyncio.to_thread)

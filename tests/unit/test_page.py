@@ -698,7 +698,7 @@ def test_a_warning_about_a_pod_is_shown_and_its_words_are_only_text():
     assert "did you mean FPGA_AFU_1?" in text
 
 
-def test_a_clean_region_of_a_card_with_a_memory_debt_says_so_beside_it():
+def test_a_clean_region_of_a_card_with_a_memory_clear_pending_says_so_beside_it():
     clean = region(condition="BLANK", healthy=True)
     assert "BLANK (memory not cleared yet)" in table(status(card(clean, memory="not cleared yet")))
     assert "(memory" not in table(status(card(clean)))

@@ -9,14 +9,14 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
 from ledger_support import make_ledger, reopened
-from test_holders import A, prepare
+from test_dra_steps import A, prepare
 
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
-from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.errors import (
     NoSourceError,
     NotFinishedError,
@@ -24,7 +24,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import BitstreamId, PodUid, RegionId, Resource
+from fpga_plugin.ids import BitstreamId, RegionId, Resource
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.policy.file import PolicyFile
 
 P0 = device(make_card(), 0)
@@ -40,11 +41,11 @@ rules:
 
 
 def changed_hands() -> None:
-    raise RefusedError("the claim ended before its container started")
+    raise RefusedError("the allocation ended before its container started")
 
 
 def same() -> None:
-    """The claim is still the caller's."""
+    """The allocation is still the caller's."""
 
 
 @pytest.fixture
@@ -85,7 +86,9 @@ def test_what_depends_on_a_namespace_that_nobody_tells_is_not_permitted(policy: 
 
     permission = Permission(policy, Nobody())  # type: ignore[arg-type]
     lease = SimpleNamespace(check=same)
-    with pytest.raises(NoSourceError, match="depends on the pod's namespace, and nothing tells it"):
+    with pytest.raises(
+        NoSourceError, match="depends on the pod's namespace, and nothing reports it"
+    ):
         asyncio.run(permission.check(CALLER, Resource.parse(REGIONS), [P0], [], lease))  # type: ignore[arg-type]
 
 
@@ -97,11 +100,11 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
     assert ledger.naming.device_resource(P0) == REGIONS
     life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
     ref = ClaimRef(A, "team-b", "c")
-    claim = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
+    allocation = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
 
     def check(interface_id) -> None:
         wish = FpgaRequest(suffix="", interface_id=interface_id, bitstream_id=BitstreamId(AFU))
-        asyncio.run(ClaimLife._check_policy(life, ref, claim, {RegionId(P0): wish}))
+        asyncio.run(ClaimLifecycle._check_policy(life, ref, allocation, {RegionId(P0): wish}))
 
     with pytest.raises(NotPermittedError, match="namespace team-b may not have"):
         check(OTHER_INTERFACE)

@@ -51,12 +51,12 @@ class Backend:
 def make_bench():
     backend, workers = Backend(), CardWorkers()
     ledger = SimpleNamespace(
-        lives=Counter(),
+        returns=Counter(),
         cards={CARD.id: CARD},
         drained={CARD.id},
         rebinding=set(),
         unreconciled=frozenset(),
-        claims_on=lambda _: (),
+        allocations_on=lambda _: (),
         record=lambda _: SimpleNamespace(condition="blank", reason=""),
         hardware=SimpleNamespace(numbered=lambda _: None),
         tenancies=SimpleNamespace(left=lambda _: []),

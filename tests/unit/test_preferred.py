@@ -12,7 +12,8 @@ from ledger_support import make_ledger, make_lists, scrub, start
 from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.preferred import preferred
-from fpga_plugin.ids import DeviceId, ResourceName, device_order
+from fpga_plugin.ids import DeviceId, device_order
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 @dataclass
@@ -49,7 +50,7 @@ def test_without_any_other_reason_the_smallest_ids_of_one_card_are_taken() -> No
 
 def test_a_partitioned_card_is_used_up_before_another_is_broken() -> None:
     there = node(ONE, TWO)
-    there.ledger.allocations.allocate(REGIONS, [device(TWO, 1)])
+    there.ledger.device_plugin.allocate(REGIONS, [device(TWO, 1)])
     free = [d for d in there.all() if d != device(TWO, 1)]
     assert there.ask(free, 1) == [device(TWO, 0)]
     assert there.ask(free, 3) == [device(ONE, 0), device(TWO, 0), device(TWO, 2)]
@@ -57,7 +58,7 @@ def test_a_partitioned_card_is_used_up_before_another_is_broken() -> None:
 
 def test_one_numa_node_counts_more_than_a_partitioned_card() -> None:
     there = node(ONE, TWO, FAR)
-    there.ledger.allocations.allocate(REGIONS, [device(FAR, 0)])
+    there.ledger.device_plugin.allocate(REGIONS, [device(FAR, 0)])
     free = [d for d in there.all() if d != device(FAR, 0)]
     assert there.ask(free, 3) == [device(ONE, 0), device(ONE, 1), device(ONE, 2)]
     assert there.ask(free, 2) == [device(FAR, 1), device(FAR, 2)]
@@ -72,7 +73,7 @@ def test_what_must_be_included_comes_first_and_draws_the_rest_to_its_card() -> N
 def test_clean_devices_are_taken_before_unhealthy_and_owned_ones() -> None:
     there = node(ONE, TWO)
     there.ledger.work.dirty([ONE.regions[0].id], "x")
-    there.ledger.allocations.allocate(REGIONS, [device(ONE, 1)])
+    there.ledger.device_plugin.allocate(REGIONS, [device(ONE, 1)])
     start(there.ledger, device(ONE, 1))
     assert there.ask(there.all(), 2) == [device(ONE, 2), device(TWO, 0)]
     every = there.ask(there.all(), 6)
@@ -160,7 +161,7 @@ def test_of_numa_nodes_that_are_as_good_the_one_with_the_smallest_ids_is_taken()
 def test_the_numa_node_of_what_must_be_included_counts_more_than_a_partitioned_card() -> None:
     large = make_card(3, nodes=range(6, 16), numa_node=1)
     there = node(ONE, TWO, large)
-    there.ledger.allocations.allocate(REGIONS, [device(large, 0)])
+    there.ledger.device_plugin.allocate(REGIONS, [device(large, 0)])
     free = [d for d in there.all() if d != device(large, 0)]
     answer = there.ask(free, 5, [device(ONE, 0)])
     assert answer == [device(card, port) for card in (ONE, TWO) for port in range(3)][:5]
@@ -171,18 +172,18 @@ def test_where_the_numa_node_of_what_must_be_included_is_too_small_another_is_ad
     there = node(ONE, FAR, farther)
     of_one, of_far = ([device(card, port) for port in range(3)] for card in (ONE, FAR))
     assert there.ask(there.all(), 5, of_one[:1]) == [*of_one, *of_far[:2]]
-    there.ledger.allocations.allocate(REGIONS, [device(farther, 0)])
+    there.ledger.device_plugin.allocate(REGIONS, [device(farther, 0)])
     free = [d for d in there.all() if d != device(farther, 0)]
     assert there.ask(free, 6, of_one[:1]) == [*of_one, *of_far], "and no third one"
 
 
 def test_the_card_of_what_must_be_included_is_partitioned_already() -> None:
     there = node(ONE, TWO)
-    there.ledger.allocations.allocate(REGIONS, [device(TWO, 0)])
+    there.ledger.device_plugin.allocate(REGIONS, [device(TWO, 0)])
     free = [d for d in there.all() if d != device(TWO, 0)]
     assert there.ask(free, 2, [device(ONE, 0)]) == [device(ONE, 0), device(ONE, 1)]
     other = node(ONE, TWO)
-    other.ledger.allocations.allocate(REGIONS, [device(ONE, 0)])
+    other.ledger.device_plugin.allocate(REGIONS, [device(ONE, 0)])
     free = [d for d in other.all() if d != device(ONE, 0)]
     assert other.ask(free, 2, [device(TWO, 0)]) == [device(TWO, 0), device(TWO, 1)]
 
@@ -199,8 +200,8 @@ def test_the_card_of_what_must_be_included_gives_its_regions_once() -> None:
     large = make_card(1, nodes=range(4))
     small = [make_card(n, nodes=(2 * n, 2 * n + 1)) for n in (2, 3, 4)]
     there = node(large, *small)
-    there.ledger.allocations.allocate(REGIONS, [device(card, 0) for card in small])
-    free = [d for d in there.all() if d not in there.ledger.claims]
+    there.ledger.device_plugin.allocate(REGIONS, [device(card, 0) for card in small])
+    free = [d for d in there.all() if d not in there.ledger.allocations]
     of_large = [device(large, port) for port in range(4)]
     answer = there.ask(free, 6, of_large[:1])
     assert answer == [*of_large, device(small[0], 1), device(small[1], 1)]
@@ -224,7 +225,7 @@ def questions(draw):
     state = draw(st.lists(st.sampled_from("...odf"), min_size=first, max_size=first))
     for region, how in zip(regions, state, strict=True):
         if how == "o":
-            ledger.allocations.allocate(REGIONS, [region])
+            ledger.device_plugin.allocate(REGIONS, [region])
         elif how == "d":
             ledger.work.dirty([region], "x")
         elif how == "f":
@@ -235,7 +236,7 @@ def questions(draw):
 
 
 def cost(ledger: Ledger, listed, must, choice):
-    """The order of criteria, as the module tells it."""
+    """The order of criteria, as the module reports it."""
     known = {d.id: d for d in listed}
     devices = [known[d] for d in choice if d in known]
     required = {card_of(d) for d in must if d in known}
@@ -243,7 +244,7 @@ def cost(ledger: Ledger, listed, must, choice):
     return (
         sum(d not in known for d in choice),
         sum(not d.healthy for d in devices),
-        sum(d.id in ledger.claims for d in devices),
+        sum(d.id in ledger.allocations for d in devices),
         len({d.numa_node for d in devices}),
         -sum(
             card_of(d.id) in required or ledger.mode(card_of(d.id)) is Mode.PARTITIONED

@@ -41,13 +41,13 @@ def test_what_is_not_served_is_no_resource() -> None:
 def test_a_card_that_is_found_again_as_it_was_has_not_gone() -> None:
     """Work that began on it goes on, and what is known of it stays known."""
     ledger, _ = make_ledger(CARD)
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     assert ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK) == frozenset()
-    assert ledger.lives[CARD.id] == lives
+    assert ledger.returns[CARD.id] == lives
     assert condition(ledger) is Condition.BLANK
     other = replace(CARD, regions=(replace(CARD.regions[0], handle=7), *CARD.regions[1:]))
     assert ledger.hardware.card_found(other, {R0: BLANK, R1: BLANK}, BLANK) == {R0}
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert (condition(ledger), condition(ledger, R1)) == (Condition.DIRTY, Condition.BLANK)
 
 
@@ -57,13 +57,13 @@ def test_a_card_that_goes_is_told_and_one_that_is_not_there_cannot_go() -> None:
     ledger.subscribe(told.append)
     ledger.hardware.card_gone(make_card(7).id)
     assert told == []
-    lives = ledger.lives[CARD.id]
+    lives = ledger.returns[CARD.id]
     ledger.hardware.card_gone(CARD.id)
     assert CARD.id in told
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
     assert condition(ledger) is Condition.DIRTY
     ledger.hardware.card_gone(CARD.id)
-    assert ledger.lives[CARD.id] == lives + 1
+    assert ledger.returns[CARD.id] == lives + 1
 
 
 def test_of_a_card_that_goes_nothing_that_was_seen_is_believed_and_dirty_is_dirty() -> None:
@@ -79,23 +79,23 @@ def test_of_a_card_that_goes_nothing_that_was_seen_is_believed_and_dirty_is_dirt
     assert not ledger.functions
     assert ledger.record(R0) == before
     assert journal.writes == writes
-    assert not ledger.debts
+    assert not ledger.memory_clear_pending
 
 
 def test_the_memory_of_a_card_that_went_is_cleared_before_it_is_given_out_again() -> None:
     """Somebody may have had it elsewhere."""
     card = make_card(1, clears_memory=True)
     ledger, _ = make_ledger(card)
-    assert card.id not in ledger.debts
+    assert card.id not in ledger.memory_clear_pending
     ledger.hardware.card_gone(card.id)
-    assert card.id in ledger.debts
+    assert card.id in ledger.memory_clear_pending
 
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owned: bool) -> None:
     ledger, _ = make_ledger(CARD)
     if owned:
-        ledger.allocations.allocate(REGIONS, [device(CARD, 0)])
+        ledger.device_plugin.allocate(REGIONS, [device(CARD, 0)])
         ledger.work.working([R0])
         ledger.work.programmed(R0, AFU)
     told: list[object] = []
@@ -112,9 +112,9 @@ def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owne
 
 
 def test_signals_that_pass_change_nothing_for_an_owner_that_did_not_start_and_for_a_scrub() -> None:
-    """The scrub tells by itself how it ended; an owner's region is scrubbed before it is used."""
+    """The scrub reports by itself how it ended; an owner's region is scrubbed before it is used."""
     ledger, _ = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [device(CARD, 0)])
+    ledger.device_plugin.allocate(REGIONS, [device(CARD, 0)])
     ledger.work.working([R1])
     ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT, R1: TOO_HOT})
     ledger.hardware.set_failing(CARD.id, {})
@@ -146,7 +146,7 @@ def test_what_reads_otherwise_than_it_was_left_is_dirty(*, owned: bool, observed
     """Somebody else programmed it. That an owner's region cannot be read says nothing yet."""
     ledger, _ = make_ledger(CARD)
     if owned:
-        ledger.allocations.allocate(REGIONS, [DeviceId(R0)])
+        ledger.device_plugin.allocate(REGIONS, [DeviceId(R0)])
         ledger.work.working([R0])
         ledger.work.programmed(R0, AFU)
     before = ledger.record(R0)
@@ -164,7 +164,7 @@ def test_what_was_programmed_by_hand_on_a_drained_card_is_dirty_when_it_serves_a
     other = make_card(2, nodes=(2, 3))
     ledger, journal = make_ledger(CARD, other)
     r2 = other.regions[0].id
-    ledger.allocations.allocate(REGIONS, [DeviceId(R1)])
+    ledger.device_plugin.allocate(REGIONS, [DeviceId(R1)])
     ledger.hardware.set_drained(CARD.id, drained=True)
     assert ledger.drained == {CARD.id}
     ledger.commit(
@@ -286,7 +286,7 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
     """Invariant 4: what cannot be read agrees with nothing."""
     before, journal = make_ledger(CARD)
     if owned:
-        before.allocations.allocate(REGIONS, [DeviceId(R0)])
+        before.device_plugin.allocate(REGIONS, [DeviceId(R0)])
     before.commit(Change(regions={R0: RegionRecord(R0, was, "so", afu)}))
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     ledger.hardware.card_found(CARD, {R0: observed, R1: BLANK}, blank)
@@ -294,11 +294,11 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
 
 
 def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() -> None:
-    """Of a card that the journal knows, the debt is what it says; of its owners, kubelet tells."""
+    """Of a card that the journal knows, what it says of memory holds."""
     card = make_card(1, nodes=(0, 1), clears_memory=True)
     one = replace(card, regions=card.regions[:1])
     ledger, _ = make_ledger(one)
-    assert card.id not in ledger.debts
+    assert card.id not in ledger.memory_clear_pending
     ledger.hardware.card_found(card, {R0: BLANK, R1: BLANK}, BLANK)
-    assert card.id not in ledger.debts
+    assert card.id not in ledger.memory_clear_pending
     assert card.id in ledger.unreconciled

@@ -98,7 +98,7 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
     scene.rack.clear_memory = cleared_and_swapped
     pod = scene.admit(board.card.id)
     scene.refused(scene.prestart(pod, AFU, AFU), CardGoneError, "was removed while")
-    assert board.card.id in scene.ledger.debts
+    assert board.card.id in scene.ledger.memory_clear_pending
     scene.start(pod, AFU, AFU)
     assert not board.memory
 
@@ -119,7 +119,7 @@ def test_a_card_is_not_handed_over_with_its_memory_before_it_is_known_who_is_on_
     scene.plugin.work()
     scene.refused(scene.prestart(pod, AFU, AFU), NotFinishedError, "is not cleared")
     assert board.memory, "nobody knows who else is on the card"
-    scene.ledger.allocations.reconciled([board.card.id])
+    scene.ledger.device_plugin.reconciled([board.card.id])
     scene.start(pod, AFU, AFU)
     assert not board.memory
 
@@ -157,32 +157,32 @@ def test_only_this_plugins_kinds_of_one_interface_are_a_mixture(
 
 
 @pytest.mark.parametrize("jobs", [0, 1], ids=["records", "cgroup"])
-def test_a_successors_claim_does_not_get_the_pod_of_the_call_before(scene: Scene, jobs: int):
+def test_a_successors_allocation_does_not_get_the_pod_of_the_call_before(scene: Scene, jobs: int):
     """Kubelet's records are read in a thread, and meanwhile the region changes hands."""
     region = scene.regions[0]
     caller = scene.admit(region)
     task = scene.prestart(caller, AFU)
     for _ in range(jobs):
         scene.plugin.job(0)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     successor = scene.admit(region)
     scene.refused(task, RefusedError, "ended before its container started")
-    assert scene.ledger.claims[DeviceId(region)].pod in {None, successor.uid}
+    assert scene.ledger.allocations[DeviceId(region)].pod in {None, successor.uid}
 
 
-def test_a_claim_that_ends_while_its_pod_is_looked_up_is_not_made_again(scene: Scene):
+def test_an_allocation_that_ends_while_its_pod_is_looked_up_is_not_made_again(scene: Scene):
     """Kubelet's records may show the pod for a while after its Deallocate."""
     region = scene.regions[0]
     task = scene.prestart(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.refused(task, RefusedError, "ended before its container started")
-    assert not scene.ledger.claims
+    assert not scene.ledger.allocations
 
 
-def test_a_pod_that_nobody_knows_does_not_start_on_its_successors_claim(scene: Scene):
+def test_a_pod_that_nobody_knows_does_not_start_on_its_successors_allocation(scene: Scene):
     region = scene.regions[0]
     task = scene.prestart(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.admit(region).active = False  # kubelet's records do not show it yet
     scene.refused(task, RefusedError, "ended before its container started")
     assert scene.rack.slot(region).afu == BLANK
@@ -243,7 +243,7 @@ def test_a_region_that_changed_unseen_is_found_at_the_hand_over(
 def test_a_card_that_came_in_place_of_the_prepared_one_serves_nobody(
     scene: Scene, *, told: bool, late: bool
 ):
-    """After the last look (`late`) only what the plugin is told of can be known."""
+    """After the last look (`late`) only what the plugin is notified of can be known."""
     first, _, second = scene.regions
     task = scene.prepare(scene.admit(first, second), AFU, AFU)
     if late:
@@ -254,10 +254,10 @@ def test_a_card_that_came_in_place_of_the_prepared_one_serves_nobody(
     scene.refused(task, NotFinishedError)
 
 
-def test_a_claim_that_ends_during_the_last_look_ends_its_prestart(scene: Scene):
+def test_an_allocation_that_ends_during_the_last_look_ends_its_prestart(scene: Scene):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     scene.refused(task, FpgaPluginError)
     assert scene.condition(region) is Condition.BLANK, "scrubbed for nobody"
 
@@ -280,7 +280,7 @@ def test_a_successor_does_not_start_on_what_its_predecessors_call_prepared(scene
 
 def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(scene: Scene):
     task = scene.prepare(scene.admit(scene.regions[0]), AFU)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
     scene.refused(task, NotFinishedError)
 
 
@@ -295,7 +295,7 @@ def test_another_kubelet_stops_the_work_for_the_one_before(begin, touches: int):
     task = scene.prestart(pod, AFU, OTHER_AFU)
     scene.until(lambda: len(scene.touched) >= touches)
     before = len(scene.touched)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
+    scene.plugin.call(lambda: scene.plugin.reconciler.kubelet_found("life 2"))
     scene.plugin.work()
     with pytest.raises(NotFinishedError):
         task.result()
@@ -359,7 +359,7 @@ def test_the_policy_is_not_passed_by_for_a_card_that_was_reflashed(
     if when == "before":
         board.card = flashed
         scene.swap(card_of(region), told=True)
-        call = scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
+        call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
         task = scene.plugin.begin(call)
     else:
         task = scene.prestart(pod, AFU)
@@ -401,13 +401,13 @@ def test_before_kubelets_records_were_read_a_start_touches_its_own_region_alone(
     first, neighbour, _ = scene.regions
     scene.start(scene.admit(neighbour), AFU)
     scene.plugin.queue.unsync()
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [neighbour]))
-    scene.ledger.allocations.keep_back([card_of(first)])
+    scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [neighbour]))
+    scene.ledger.device_plugin.keep_back([card_of(first)])
     with pytest.raises(RefusedError, match="is not known"):
         scene.admit(first)
-    scene.ledger.allocations.reconciled([card_of(first)])
+    scene.ledger.device_plugin.reconciled([card_of(first)])
     pod = scene.admit(first)
-    scene.ledger.allocations.keep_back([card_of(first)])
+    scene.ledger.device_plugin.keep_back([card_of(first)])
     scene.start(pod, OTHER_AFU)
     assert scene.condition(neighbour) is Condition.DIRTY
     assert scene.rack.slot(neighbour).afu == AFU
@@ -442,7 +442,7 @@ def test_each_result_has_its_own_time(scene: Scene, *, fetched: bool):
 
 
 @pytest.mark.parametrize("end", ["Deallocate", "an Allocate for another pod"])
-def test_an_ended_claim_keeps_no_image_in_memory(scene: Scene, end: str):
+def test_an_ended_allocation_keeps_no_image_in_memory(scene: Scene, end: str):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)
     task.cancel()
@@ -450,7 +450,7 @@ def test_an_ended_claim_keeps_no_image_in_memory(scene: Scene, end: str):
     (image,) = scene.images.loaded
     assert image() is not None
     if end == "Deallocate":
-        scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+        scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [region]))
     else:
         scene.admit(region)
     del task

@@ -37,7 +37,7 @@ def programmed():
 def test_it_is_programmed_and_has_no_owner():
     ledger, _ = programmed()
     assert ledger.record(R0).condition is Condition.PROGRAMMED
-    assert not ledger.claims
+    assert not ledger.allocations
     assert shown(make_lists(ledger), REGIONS) == {}
 
 
@@ -57,9 +57,9 @@ def test_a_restart_leaves_it_dirty():
     assert ledger.record(R0).condition is Condition.DIRTY
 
 
-def test_a_claim_that_kubelets_records_show_finds_it_dirty():
+def test_an_allocation_that_kubelets_records_show_finds_it_dirty():
     ledger, _ = programmed()
-    ledger.allocations.adopt(REGIONS, P0, None, {})
+    ledger.device_plugin.adopt(REGIONS, P0, None, {})
     assert ledger.record(R0).condition is Condition.DIRTY
 
 
@@ -75,7 +75,7 @@ def test_a_card_that_is_in_service_again_gets_no_image_by_hand():
 
 def test_an_owners_image_stays_when_its_card_is_drained_and_brought_back():
     ledger, _ = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     ledger.work.working([R0])
     ledger.work.programmed(R0, AFU)
     ledger.hardware.set_drained(CARD.id, drained=True)

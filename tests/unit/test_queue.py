@@ -119,7 +119,7 @@ def test_a_card_that_waits_is_looked_at_ever_less_often_up_to_the_interval(world
     world.pass_time(5)
     waits = [b - a for a, b in zip(world.times, world.times[1:], strict=False)]
     expected = pytest.approx([0.1, 0.2, 0.3, 0.3, 0.0, 0.1], rel=0.25)
-    assert waits == expected, "what was done begins anew"
+    assert waits == expected, "what was done begins again"
 
 
 def test_a_card_that_waits_is_looked_at_at_once_when_it_is_added(world: World):
@@ -160,10 +160,10 @@ def test_another_kubelet_stops_what_waits(world: World):
 def test_two_lives_of_kubelet_differ_though_both_are_heard(world: World):
     """Work that began in the one must not be believed in the other."""
     world.sync()
-    life = world.queue.life
+    life = world.queue.instance
     world.call(world.queue.unsync)
     world.sync()
-    assert world.queue.life != life
+    assert world.queue.instance != life
 
 
 def test_a_card_that_is_added_before_there_is_a_worker_waits_for_one(world: World):

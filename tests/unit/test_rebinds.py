@@ -14,13 +14,14 @@ from ledger_scene import Scene
 from ledger_support import tenancy
 from ledger_world import Pod
 
-from fpga_plugin.allocation.journal.records import Change, Condition, Debug
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards import recovery
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
 
 
@@ -67,18 +68,18 @@ def claimed(scene: Scene) -> None:
 
 def kept(scene: Scene) -> None:
     region = scene.regions[1]
-    debug = Debug(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", 1e9)
-    commit(scene, Change(debugs={region: debug}))
+    debug = DebugHold(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", 1e9)
+    commit(scene, Change(debug_holds={region: debug}))
 
 
 def unreconciled(scene: Scene) -> None:
     scene.ledger.unreconciled.add(card_of(scene.regions[0]))
 
 
-def borrowed(scene: Scene) -> None:
+def bound_by_plugin(scene: Scene) -> None:
     """The other card's pod has a node that is this card's by now."""
     pod = scene.admit(scene.regions[2])
-    (one,) = scene.ledger.tenancies.users(scene.ledger.claims[pod.devices[0]])
+    (one,) = scene.ledger.tenancies.users(scene.ledger.allocations[pod.devices[0]])
     nodes = card(scene).regions[1].grant.nodes
     commit(scene, Change(tenancies={one.key: replace(one, nodes=nodes)}))
 
@@ -95,7 +96,7 @@ def former(scene: Scene, uid: str = "former", region: int = 1) -> None:
     commit(scene, tenancy(scene.regions[region], uid))
 
 
-HINDRANCES = [claimed, kept, unreconciled, borrowed, lent, former]
+HINDRANCES = [claimed, kept, unreconciled, bound_by_plugin, lent, former]
 
 
 @pytest.mark.parametrize("hindrance", HINDRANCES)
@@ -136,15 +137,15 @@ def test_who_comes_while_kubelet_is_told_is_not_disturbed(
 
 
 def test_the_pod_that_waits_for_it_is_no_hindrance_to_it(scene: Scene) -> None:
-    """Its own container cannot start otherwise; its claim is as before."""
+    """Its own container cannot start otherwise; its allocation is as before."""
     mended(scene)
     pod = scene.admit(scene.regions[0])
     poison(scene, scene.regions[0])
-    scene.plugin.call(lambda: scene.ledger.allocations.bind_pod(pod.devices, pod.uid))
+    scene.plugin.call(lambda: scene.ledger.device_plugin.bind_pod(pod.devices, pod.uid))
     former(scene, pod.uid, 0)
-    claims = dict(scene.ledger.claims)
+    allocations = dict(scene.ledger.allocations)
     assert rebound(scene, *pod.devices)
-    assert scene.ledger.claims == claims
+    assert scene.ledger.allocations == allocations
     assert set(scene.touched) == set(scene.regions[:2])
 
 

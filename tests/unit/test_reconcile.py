@@ -25,7 +25,7 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -33,6 +33,7 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
     PodResourcesError,
 )
 from fpga_plugin.kubernetes.kubelet.podwatch import PodWatch
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 CARD = make_card(0)
 REGION, SECOND = (device_of(CARD, port) for port in range(2))
@@ -59,7 +60,7 @@ class Queue:
 
 
 class Linked(Kubelet):
-    """The link to it, too; it tells nobody what it knows."""
+    """The link to it, too; it reports nobody what it knows."""
 
     async def allocatable(self) -> dict[ResourceName, frozenset[str]]:
         raise PodResourcesError("not served", reason=NoListReason.NOT_SERVED)
@@ -91,9 +92,9 @@ class World:
         journal = journal or NoJournal()
         self.ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=Change(), boot_id="b")
         self.ledger.hardware.card_found(CARD, {}, BLANK)
-        self.ledger.allocations.kubelet_epoch("k1")
+        self.ledger.device_plugin.kubelet_found("k1")
         if not fresh:
-            self.ledger.allocations.reconciled(self.ledger.cards)
+            self.ledger.device_plugin.reconciled(self.ledger.cards)
         self.kubelet = Linked(directory)
         self.queue = Queue()
         self.released: list[DeviceId] = []
@@ -119,8 +120,8 @@ class World:
         self.ledger.subscribe(self._note_released)
 
     def _note_released(self, _card: object) -> None:
-        ended = [d for d in self._claimed if d not in self.ledger.claims]
-        self._claimed = set(self.ledger.claims)
+        ended = [d for d in self._claimed if d not in self.ledger.allocations]
+        self._claimed = set(self.ledger.allocations)
         self.released += ended
 
     def play(self, until: Callable[[], bool]) -> None:
@@ -152,7 +153,7 @@ def test_nothing_is_polled_while_nothing_is_owned(directory: str) -> None:
 
 def test_without_podresources_an_open_stream_syncs_the_queue(directory: str) -> None:
     world = World(directory, polled=False)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: bool(world.queue.told))
     assert world.kubelet.calls == 0
     assert world.released == []
@@ -163,7 +164,7 @@ def test_a_device_that_two_lists_and_the_rewritten_checkpoint_lack_is_released(
 ) -> None:
     world = World(directory)
     world.kubelet.write([REGION])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: bool(world.released))
     assert world.released == [REGION]
     assert world.kubelet.calls == 3, "the first answer, and two Lists"
@@ -173,7 +174,7 @@ def test_a_device_that_two_lists_and_the_rewritten_checkpoint_lack_is_released(
 def test_a_device_in_the_list_is_kept(directory: str) -> None:
     world = World(directory)
     world.kubelet.show(REGION)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: world.kubelet.calls > 6)
     assert world.released == []
     assert world.kubelet.resends == 0
@@ -184,7 +185,7 @@ def test_a_device_that_only_the_checkpoint_has_is_kept(directory: str) -> None:
     world = World(directory)
     world.kubelet.checkpoint = {REGION}
     world.kubelet.write([REGION])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: world.kubelet.resends > 2)
     assert world.released == []
 
@@ -193,7 +194,7 @@ def test_a_checkpoint_that_is_not_rewritten_releases_nothing(directory: str) -> 
     world = World(directory)
     world.kubelet.rewrites = False
     world.kubelet.write([])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.kubelet.error = NO_ANSWER
     world.play(lambda: bool(world.reconciler.problem))
     world.kubelet.error = None
@@ -208,7 +209,7 @@ def test_a_checkpoint_that_is_not_rewritten_releases_nothing(directory: str) -> 
 def test_an_unreadable_checkpoint_releases_nothing(directory: str) -> None:
     world = World(directory)
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     stamps = iter(range(100))
 
     def garbage() -> None:
@@ -230,7 +231,7 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
     world = World(kubelet_dir)
     world.kubelet.write([])
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     def go() -> None:
         if os.path.isdir(kubelet_dir):
@@ -252,32 +253,32 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
     world.play(lambda: world.released == [REGION])
 
 
-def test_a_claim_that_cannot_be_ended_is_tried_again_and_told_once(directory: str) -> None:
+def test_an_allocation_that_cannot_be_ended_is_tried_again_and_told_once(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([])
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     tries = []
 
     def full(devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         tries.extend(devices)
         raise JournalError("the journal cannot be written (No space left on device)")
 
-    release, world.ledger.allocations.release = world.ledger.allocations.release, full
+    release, world.ledger.device_plugin.release = world.ledger.device_plugin.release, full
     with capture_logs() as logs:
         world.play(lambda: len(tries) > 3)
-    told = [line for line in logs if line["event"] == "claim cannot be ended"]
+    told = [line for line in logs if line["event"] == "allocation cannot be ended"]
     assert [line["device"] for line in told] == [REGION]
     assert "No space left" in world.reconciler.problem
 
-    world.ledger.allocations.release = release
+    world.ledger.device_plugin.release = release
     world.play(lambda: world.released == [REGION] and not world.reconciler.problem)
 
 
 def test_what_cannot_be_read_is_told_once_not_each_time(directory: str) -> None:
     world = World(directory)
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     world.kubelet.resend = world.kubelet.spoil
     with capture_logs() as logs:
@@ -297,7 +298,7 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
     async def ended(pod: PodUid) -> bool:
         asked.append(pod)
         if gone is None:
-            raise NoSourceError("nobody tells pods")
+            raise NoSourceError("nobody reports pods")
         return gone
 
     world.pods.ended = ended  # type: ignore[method-assign]
@@ -311,21 +312,21 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
         os.utime(world.kubelet.path, ns=(world.kubelet.resends, world.kubelet.resends))
 
     world.kubelet.resend = rewrite
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: world.kubelet.resends > 2)
-    assert asked == [], "a claim without a pod is held"
+    assert asked == [], "an allocation without a pod is held"
 
-    world.ledger.allocations.bind_pod([DeviceId(REGION)], POD)
+    world.ledger.device_plugin.bind_pod([DeviceId(REGION)], POD)
     world.kubelet.resends = 10
     world.play(lambda: world.kubelet.resends > 13 or bool(world.released))
     assert set(asked) == {POD}
     assert world.released == ([REGION] if gone else [])
     assert "is not understood" in world.reconciler.problem
     if gone is None:
-        assert "nobody tells pods" in world.reconciler.problem
+        assert "nobody reports pods" in world.reconciler.problem
 
 
-def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory: str) -> None:
+def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_allocation(directory: str) -> None:
     world = World(directory)
 
     async def ended(_pod: PodUid) -> bool:
@@ -333,8 +334,8 @@ def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory:
 
     world.pods.ended = ended  # type: ignore[method-assign]
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
-    world.ledger.allocations.bind_pod([DeviceId(REGION)], POD)
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.bind_pod([DeviceId(REGION)], POD)
     late = replace(CARD, address=PciAddress.parse("0000:20:00.0"), regions=())
     region = Region(late.id, 0, Grant(("/dev/dfl-port.7",)))
     world.ledger.hardware.card_found(replace(late, regions=(region,)), {}, BLANK)
@@ -352,14 +353,14 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
 
     async def ended(pod: PodUid) -> bool:
         asked.append(pod)
-        world.reconciler.kubelet_epoch("k2")
+        world.reconciler.kubelet_found("k2")
         return True
 
     world.pods.ended = ended  # type: ignore[method-assign]
     world.play(lambda: bool(world.queue.told))
     for number, device in enumerate((REGION, SECOND)):
-        world.ledger.allocations.allocate(RESOURCE, [device])
-        world.ledger.allocations.bind_pod([DeviceId(device)], PodUid(f"{POD[:-1]}{number}"))
+        world.ledger.device_plugin.allocate(RESOURCE, [device])
+        world.ledger.device_plugin.bind_pod([DeviceId(device)], PodUid(f"{POD[:-1]}{number}"))
 
     world.kubelet.resend = world.kubelet.spoil
     world.play(lambda: False in world.queue.told)
@@ -371,7 +372,7 @@ def test_failed_lists_release_nothing(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([])
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.kubelet.error = NO_ANSWER
     world.play(lambda: world.kubelet.calls > 6)
     assert world.released == []
@@ -380,19 +381,19 @@ def test_failed_lists_release_nothing(directory: str) -> None:
 def test_lists_of_two_kubelets_do_not_add_up(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     def another() -> None:
-        world.kubelet.epoch = f"1:{world.kubelet.calls}:1"
+        world.kubelet.instance = f"1:{world.kubelet.calls}:1"
 
     world.kubelet.on_call = another
     world.play(lambda: world.kubelet.calls > 8)
     assert world.released == []
 
 
-def restart_kubelet(world: World, epoch: str) -> None:
+def restart_kubelet(world: World, instance: str) -> None:
     """As the plugin hears of it."""
-    world.reconciler.kubelet_epoch(epoch)
+    world.reconciler.kubelet_found(instance)
 
 
 def test_another_kubelet_unsyncs_the_queue_until_it_has_answered(directory: str) -> None:
@@ -412,9 +413,9 @@ def test_all_who_know_something_of_a_kubelet_hear_of_the_next_one(
     told: list[str] = []
     listener = getattr(world.reconciler, f"_{who}")
     monkeypatch.setattr(listener, "new_kubelet", lambda: told.append(who), raising=False)
-    world.reconciler.kubelet_epoch("k1")
+    world.reconciler.kubelet_found("k1")
     assert told == [], "it is the same one"
-    world.reconciler.kubelet_epoch("k2")
+    world.reconciler.kubelet_found("k2")
     assert told == [who]
 
 
@@ -422,7 +423,7 @@ def test_the_answer_of_the_last_kubelet_does_not_sync_the_queue(directory: str) 
     world = World(directory)
 
     def restart() -> None:
-        if world.ledger.epoch == "k1":
+        if world.ledger.kubelet_instance == "k1":
             restart_kubelet(world, "k2")  # while it answers
 
     world.kubelet.on_call = restart
@@ -443,7 +444,7 @@ def test_the_answer_of_the_last_kubelet_does_not_sync_the_queue(directory: str) 
 def test_a_list_that_the_last_kubelet_was_asked_for_does_not_count(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     def once() -> None:
         if world.kubelet.calls == 2:  # the first was the first answer
@@ -458,20 +459,20 @@ def test_a_list_that_the_last_kubelet_was_asked_for_does_not_count(directory: st
 
 
 @pytest.mark.parametrize("call", ["Allocate", "PreStart"])
-def test_a_call_while_the_checkpoint_is_rewritten_keeps_the_claim(
+def test_a_call_while_the_checkpoint_is_rewritten_keeps_the_allocation(
     directory: str, call: str
 ) -> None:
     world = World(directory)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     resend_as_ever = world.kubelet.resend
 
     def resend() -> None:
         resend_as_ever()
         if call == "Allocate":
-            world.ledger.allocations.allocate(RESOURCE, [REGION])
+            world.ledger.device_plugin.allocate(RESOURCE, [REGION])
         else:
-            world.ledger.allocations.prestart_seen([DeviceId(REGION)])
+            world.ledger.device_plugin.prestart_seen([DeviceId(REGION)])
         world.kubelet.show(REGION)
 
     world.kubelet.resend = resend
@@ -479,28 +480,30 @@ def test_a_call_while_the_checkpoint_is_rewritten_keeps_the_claim(
     assert world.released == []
 
 
-def test_a_claim_that_ends_while_the_checkpoint_is_rewritten_is_nobodys_to_end(
+def test_an_allocation_that_ends_while_the_checkpoint_is_rewritten_is_nobodys_to_end(
     directory: str,
 ) -> None:
     world = World(directory)
     world.kubelet.write([])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     resend_as_ever = world.kubelet.resend
 
     def resend() -> None:
         world.kubelet.resend = resend_as_ever  # type: ignore[method-assign]
         resend_as_ever()
-        world.ledger.allocations.release([DeviceId(REGION)])
-        world.ledger.allocations.allocate(RESOURCE, [SECOND])
+        world.ledger.device_plugin.release([DeviceId(REGION)])
+        world.ledger.device_plugin.allocate(RESOURCE, [SECOND])
 
     world.kubelet.resend = resend  # type: ignore[method-assign]
     world.play(lambda: world.released == [REGION, SECOND])
     assert world.reconciler.released == 1
 
 
-def test_another_kubelet_while_the_checkpoint_is_rewritten_keeps_the_claim(directory: str) -> None:
+def test_another_kubelet_while_the_checkpoint_is_rewritten_keeps_the_allocation(
+    directory: str,
+) -> None:
     world = World(directory)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     resend_as_ever = world.kubelet.resend
 
@@ -519,13 +522,13 @@ def test_another_kubelet_while_the_checkpoint_is_rewritten_keeps_the_claim(direc
 def test_a_list_begun_before_the_last_call_does_not_count(directory: str, call: str) -> None:
     world = World(directory)
     world.kubelet.write([])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     def active() -> None:
         if call == "Allocate":
-            world.ledger.allocations.allocate(RESOURCE, [REGION])
+            world.ledger.device_plugin.allocate(RESOURCE, [REGION])
         else:
-            world.ledger.allocations.prestart_seen([DeviceId(REGION)])
+            world.ledger.device_plugin.prestart_seen([DeviceId(REGION)])
 
     world.kubelet.on_call = active
     world.play(lambda: world.kubelet.calls > 8)
@@ -537,9 +540,9 @@ def test_without_a_journal_the_checkpoint_names_the_owners(directory: str) -> No
     world.kubelet.write([REGION])
     world.kubelet.show(REGION)
     world.play(lambda: bool(world.queue.told))
-    claim = world.ledger.claims[DeviceId(REGION)]
-    assert claim.exposed
-    assert claim.pod == "0a0a0a0a-0000-4000-8000-000000000001"
+    allocation = world.ledger.allocations[DeviceId(REGION)]
+    assert allocation.missed_prestart
+    assert allocation.pod == "0a0a0a0a-0000-4000-8000-000000000001"
 
 
 def test_an_owner_that_cannot_be_adopted_keeps_its_card_from_being_given_out(
@@ -573,7 +576,7 @@ def test_a_card_that_changes_is_asked_about_though_kubelet_writes_nothing_new(
         await until(lambda: not world.ledger.unreconciled)
 
     during(world, story)
-    assert set(world.ledger.claims) == {away}
+    assert set(world.ledger.allocations) == {away}
 
 
 class FullDisk(NoJournal):
@@ -597,7 +600,7 @@ def test_an_owner_that_cannot_be_written_down_is_one_all_the_same(directory: str
     world.kubelet.checkpoint = {REGION}
     world.kubelet.write([REGION])
     world.play(lambda: journal.refused > 0)
-    assert world.ledger.claims[DeviceId(REGION)].pod == POD
+    assert world.ledger.allocations[DeviceId(REGION)].pod == POD
 
 
 def test_an_owner_that_cannot_be_written_down_is_a_problem_that_is_told(directory: str) -> None:
@@ -612,7 +615,9 @@ def test_an_owner_that_cannot_be_written_down_is_a_problem_that_is_told(director
     journal.full = True
     world.kubelet.checkpoint = {away, REGION}
     world.play(lambda: "disk full" in world.reconciler.problem)
-    assert world.ledger.claims[REGION].exposed, "it takes the device from others, written or not"
+    assert world.ledger.allocations[REGION].missed_prestart, (
+        "it takes the device from others, written or not"
+    )
     assert world.ledger.unreconciled
 
 
@@ -626,7 +631,7 @@ def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
     world.kubelet.show(REGION)
     world.ledger.hardware.card_found(CARD, {}, BLANK)
     world.play(lambda: not world.ledger.unreconciled)
-    assert DeviceId(REGION) in world.ledger.claims
+    assert DeviceId(REGION) in world.ledger.allocations
     assert world.kubelet.resends == 0
 
 
@@ -636,13 +641,13 @@ def test_records_that_another_kubelet_told_meanwhile_name_no_owners(directory: s
 
     def restart() -> None:
         world.kubelet.on_call = lambda: None
-        world.ledger.allocations.kubelet_epoch("k2")
+        world.ledger.device_plugin.kubelet_found("k2")
 
     world.kubelet.on_call = restart
     adopted: list[str] = []
-    world.ledger.subscribe(lambda _: adopted.append(world.ledger.epoch))
+    world.ledger.subscribe(lambda _: adopted.append(world.ledger.kubelet_instance))
     world.play(lambda: bool(world.queue.told))
-    assert world.ledger.claims[DeviceId(REGION)].epoch == "k2"
+    assert world.ledger.allocations[DeviceId(REGION)].instance == "k2"
     assert world.kubelet.calls > 1
 
 
@@ -655,18 +660,18 @@ def test_what_the_checkpoint_names_is_adopted_whatever_the_journal_knows(
     world.cgroups.state = lambda _: presence  # type: ignore[method-assign]
     world.kubelet.write([REGION])
     world.play(lambda: bool(world.queue.told))
-    assert bool(world.ledger.claims) is (presence is not PodPresence.GONE)
+    assert bool(world.ledger.allocations) is (presence is not PodPresence.GONE)
 
 
-def test_an_entry_that_is_older_than_a_deallocate_makes_no_claim(directory: str) -> None:
+def test_an_entry_that_is_older_than_a_deallocate_makes_no_allocation(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([REGION])
     world.owners.answered([DeviceId(REGION)])
     world.play(lambda: bool(world.queue.told))
-    assert not world.ledger.claims
+    assert not world.ledger.allocations
     world.kubelet.write([REGION])
-    world.reconciler.kubelet_epoch("k2")
-    world.play(lambda: bool(world.ledger.claims))
+    world.reconciler.kubelet_found("k2")
+    world.play(lambda: bool(world.ledger.allocations))
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["nobody asks", "another pod comes first"])
@@ -678,12 +683,12 @@ def test_an_entry_that_outlives_a_deallocate_and_a_restart_ends(
     world.kubelet.write([REGION])  # kubelet writes late, and has forgotten the pod by now
     if again:
         world.kubelet.rewrites = False
-        world.play(lambda: bool(world.ledger.claims))
-        world.ledger.allocations.allocate(RESOURCE, [REGION])
-        assert world.ledger.claims[DeviceId(REGION)].pod is None
+        world.play(lambda: bool(world.ledger.allocations))
+        world.ledger.device_plugin.allocate(RESOURCE, [REGION])
+        assert world.ledger.allocations[DeviceId(REGION)].pod is None
     else:
         world.play(lambda: bool(world.released))
-        assert not world.ledger.claims
+        assert not world.ledger.allocations
     (left,) = world.ledger.tenancies.left(RegionId(REGION))
     assert left.pod == POD, "its processes are waited for before the region is scrubbed"
 
@@ -693,18 +698,18 @@ def test_another_pod_than_the_ledgers_is_the_owner_that_the_checkpoint_names(
 ) -> None:
     """The state directory was put back from a copy: its owner is not the one that runs."""
     world = World(directory)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
-    world.ledger.allocations.bind_pod([DeviceId(REGION)], PodUid("of-the-copy"))
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.bind_pod([DeviceId(REGION)], PodUid("of-the-copy"))
     world.kubelet.write([REGION])
-    world.play(lambda: world.ledger.claims[DeviceId(REGION)].pod == POD)
-    assert world.ledger.claims[DeviceId(REGION)].exposed
+    world.play(lambda: world.ledger.allocations[DeviceId(REGION)].pod == POD)
+    assert world.ledger.allocations[DeviceId(REGION)].missed_prestart
 
 
 def test_two_pods_of_one_device_keep_its_card_back(directory: str) -> None:
     world = World(directory)
     write_checkpoint(directory, entry(REGION, pod="a"), entry(REGION, pod="b"))
     world.play(lambda: bool(world.queue.told))
-    assert not world.ledger.claims
+    assert not world.ledger.allocations
     assert world.ledger.unreconciled == {CARD.id}
 
 
@@ -741,7 +746,7 @@ def test_a_device_that_a_pod_has_under_another_prefix_is_kept(directory: str) ->
     world.kubelet.resource = OLD
     world.kubelet.checkpoint = {REGION}
     world.kubelet.write([REGION])
-    world.ledger.allocations.adopt(OLD, DeviceId(REGION), POD, {})
+    world.ledger.device_plugin.adopt(OLD, DeviceId(REGION), POD, {})
     world.play(lambda: world.kubelet.resends > 2)
     assert world.released == []
     world.kubelet.checkpoint = set()
@@ -754,8 +759,8 @@ def test_without_a_journal_owners_under_another_prefix_are_learnt(directory: str
     world.kubelet.write([REGION])
     world.kubelet.show(REGION)
     world.play(lambda: bool(world.queue.told))
-    claim = world.ledger.claims[DeviceId(REGION)]
-    assert (claim.resource, claim.pod) == (OLD, POD)
+    allocation = world.ledger.allocations[DeviceId(REGION)]
+    assert (allocation.resource, allocation.pod) == (OLD, POD)
 
 
 def test_another_plugins_devices_leave_the_card_alone_whatever_its_prefix(directory: str) -> None:
@@ -821,9 +826,9 @@ def calm(world: World, then: Callable[[], None], until: Callable[[], bool]) -> N
 def owned(directory: str, *, pod: PodUid | None = POD) -> World:
     world = World(directory)
     world.kubelet.write([] if pod is not POD else [REGION])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     if pod is not None:
-        world.ledger.allocations.bind_pod([REGION], pod)
+        world.ledger.device_plugin.bind_pod([REGION], pod)
     return world
 
 
@@ -841,7 +846,7 @@ def test_changes_in_the_ledger_are_no_reason_to_ask(directory: str) -> None:
 
     def change() -> None:
         for _ in range(5):
-            world.ledger.allocations.prestart_seen([REGION])
+            world.ledger.device_plugin.prestart_seen([REGION])
 
     calm(world, change, lambda: world.reconciler.answered)
     calls = world.kubelet.calls
@@ -941,7 +946,7 @@ def test_an_allocate_is_reason_to_ask(directory: str) -> None:
     world.kubelet.write([REGION])
 
     async def story() -> None:
-        world.ledger.allocations.allocate(RESOURCE, [REGION])
+        world.ledger.device_plugin.allocate(RESOURCE, [REGION])
         await until(lambda: world.released)
 
     during(world, story)
@@ -1005,19 +1010,19 @@ def test_while_nothing_changes_owners_are_asked_about_and_no_lists_compared(
         looks.append(None)
 
     monkeypatch.setattr(AllocatableCheck, "look", look)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: world.kubelet.calls > 6)
     assert 0 < len(looks) < 3
 
 
-def test_the_first_answer_tells_whose_the_claims_are(directory: str) -> None:
+def test_the_first_answer_tells_whose_the_allocations_are(directory: str) -> None:
     """Containers may start without a PreStart after kubelet's restart: none would tell it."""
     world = World(directory)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.kubelet.write([REGION])
     world.kubelet.show(REGION)
     world.play(lambda: bool(world.queue.told))
-    assert world.ledger.claims[DeviceId(REGION)].pod == POD
+    assert world.ledger.allocations[DeviceId(REGION)].pod == POD
 
 
 def test_its_end_is_the_end_of_all_that_it_set_off(directory: str) -> None:
@@ -1033,14 +1038,14 @@ def test_its_end_is_the_end_of_all_that_it_set_off(directory: str) -> None:
     assert not world.reconciler._wake.is_set(), "it hears of no change any more"
 
 
-def test_containers_without_a_prestart_are_looked_for_where_the_journal_knows_the_claims(
+def test_containers_without_a_prestart_are_looked_for_where_the_journal_knows_the_allocations(
     directory: str,
 ) -> None:
     for known in (True, False):
         world = World(directory)
         world.kubelet.write([REGION])
         if known:
-            world.ledger.allocations.allocate(RESOURCE, [REGION])
+            world.ledger.device_plugin.allocate(RESOURCE, [REGION])
         world.play(lambda world=world: bool(world.queue.told))
         assert (("look",) in world.missed.words) is known
 
@@ -1059,7 +1064,7 @@ def test_kubelet_is_not_asked_to_stream_while_nothing_is_owned(directory: str) -
         assert not watch.wanted
         assert world.kubelet.calls == 1, "its first answer, and nothing since"
         assert world.kubelet.resends == 0
-        world.ledger.allocations.allocate(RESOURCE, [REGION])
+        world.ledger.device_plugin.allocate(RESOURCE, [REGION])
         await until(lambda: watch.wanted)
 
     during(world, story)
@@ -1080,7 +1085,7 @@ def test_kubelet_is_asked_at_intervals_and_not_all_the_time(
 
         async def story(world: World = world, reads: list[None] = reads) -> None:
             if not world.ledger.unreconciled:
-                world.ledger.allocations.allocate(RESOURCE, [REGION])
+                world.ledger.device_plugin.allocate(RESOURCE, [REGION])
             begin, before = asyncio.get_running_loop().time(), len(reads) + world.kubelet.calls
             await asyncio.sleep(10 * Queue.interval)
             rounds = (asyncio.get_running_loop().time() - begin) / Queue.interval
@@ -1143,7 +1148,7 @@ def test_records_are_as_old_as_the_last_answer_wherever_kubelet_does_not_stream(
     reconciler._podresources = None
     assert reconciler.last_read == 100.0
     reconciler._podresources = world.kubelet  # type: ignore[assignment]
-    world.ledger.allocations.release([DeviceId(REGION)])
+    world.ledger.device_plugin.release([DeviceId(REGION)])
     assert reconciler.last_read == 100.0, "with nothing owned nothing is streamed"
 
 
@@ -1198,15 +1203,15 @@ def test_what_keeps_a_card_back_is_asked_for_with_kubelets_lists(directory: str)
     world.kubelet.checkpoint = {away}
     world.kubelet.write([away])
     world.play(lambda: world.kubelet.calls > 4)
-    assert not world.ledger.claims
+    assert not world.ledger.allocations
 
 
 def test_one_owner_whom_kubelet_did_not_tell_is_reason_enough_to_ask(directory: str) -> None:
     world = owned(directory)
     world.kubelet.show(REGION)
     world.kubelet.checkpoint = {REGION}
-    world.ledger.allocations.allocate(RESOURCE, [SECOND])
-    world.ledger.allocations.bind_pod([SECOND], PodUid("0f1c2d3e-0000-4000-8000-0000000000ff"))
+    world.ledger.device_plugin.allocate(RESOURCE, [SECOND])
+    world.ledger.device_plugin.bind_pod([SECOND], PodUid("0f1c2d3e-0000-4000-8000-0000000000ff"))
     Watch(world.reconciler, POD)
     world.play(lambda: bool(world.released))
     assert world.released == [SECOND]
@@ -1219,7 +1224,7 @@ def test_lists_with_a_failure_between_them_are_none_in_a_row(directory: str) -> 
     """Invariant 3: what happened in between, nobody saw."""
     world = World(directory)
     world.kubelet.write([])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     def every_other() -> None:
         world.kubelet.error = NO_ANSWER if world.kubelet.calls % 2 else None
@@ -1234,7 +1239,7 @@ def test_lists_with_a_failure_between_them_are_none_in_a_row(directory: str) -> 
 def test_what_was_wrong_is_no_problem_any_more_once_kubelet_answers(directory: str) -> None:
     world = World(directory)
     world.kubelet.show(REGION)
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
 
     async def story() -> None:
         for _ in range(2):
@@ -1251,7 +1256,7 @@ def test_that_kubelet_writes_nothing_is_told_once_for_the_same_devices(directory
     world = World(directory)
     world.kubelet.write([])
     world.kubelet.rewrites = False
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     stamps: list[None] = []
     stamp = world.pods.stamp
 
@@ -1292,8 +1297,8 @@ def test_that_another_source_decided_is_told_once(directory: str) -> None:
     world.pods.ended = ended  # type: ignore[method-assign]
     world.play(lambda: bool(world.queue.told))
     world.kubelet.resend = world.kubelet.spoil
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
-    world.ledger.allocations.bind_pod([DeviceId(REGION)], POD)
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.bind_pod([DeviceId(REGION)], POD)
     with capture_logs() as logs:
         world.play(lambda: REGION in world.released)
     told = [line for line in logs if line["event"] == "kubelet's checkpoint cannot be read"]
@@ -1306,7 +1311,7 @@ def test_a_kubelet_that_never_writes_a_checkpoint_has_no_entries(directory: str)
     world = World(directory)
     world.kubelet.rewrites = False
     world.play(lambda: bool(world.queue.told))
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     world.play(lambda: world.released == [REGION])
 
 
@@ -1317,7 +1322,7 @@ def test_a_checkpoint_that_goes_while_it_is_waited_for_says_nothing(
     monkeypatch.setattr(reconcile, "REWRITE_WAIT", 0.05)
     world = World(directory)
     world.kubelet.on_call = lambda: world.kubelet.write([REGION])
-    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.device_plugin.allocate(RESOURCE, [REGION])
     resends: list[None] = []
 
     def resend() -> None:

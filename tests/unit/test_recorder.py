@@ -15,9 +15,9 @@ from fpga_plugin.errors import (
     NotFinishedError,
     ProgrammingError,
 )
-from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.events.broadcaster import Event, Subject
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 
 CARD = CardId("0000-3b-00.0")
 DEVICES = (DeviceId(f"{CARD}-p0"),)

@@ -2,7 +2,8 @@
 
 import itertools
 
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.observability.refusals import MAX_REFUSALS, Refusals
 
 P0 = DeviceId("0000-10-00.0-p0")

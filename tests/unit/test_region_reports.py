@@ -1,11 +1,11 @@
-"""What a report tells of a region: whose it is and was, and what went wrong, in one word too."""
+"""What a report reports a region: whose it is and was, and what went wrong, in one word too."""
 
 import pytest
 from doubles.cards import AFU, make_card
 
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import PortInUseError
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 
 REGION = make_card().regions[0].id
 POD, FORMER = PodUid("pod-a"), frozenset({PodUid("pod-b")})

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fpga_plugin.dra.regionconfig import (
     MAX_BYTES,
     MAX_CHOICES,
+    DeviceTarget,
     RegionConfig,
-    Wish,
     merged,
     parse_config,
     within,
@@ -88,19 +88,19 @@ def test_any_bytes_are_an_error_of_ours_or_a_config(raw):
 
 def test_of_a_claims_entries_the_last_that_says_something_holds():
     entries = [RegionConfig(A, clock=100), RegionConfig(B), RegionConfig(debug=True)]
-    assert merged(entries) == Wish(B, DriverSettings(clock=100, debug=True))
+    assert merged(entries) == DeviceTarget(B, DriverSettings(clock=100, debug=True))
     assert merged([RegionConfig(debug=True), RegionConfig(B)]).settings.debug is True
-    assert merged([]) == Wish()
+    assert merged([]) == DeviceTarget()
 
 
 def test_a_class_pins_what_is_not_asked_and_refuses_what_is_asked_otherwise():
     pins = [RegionConfig(A, clock=100, debug=False)]
-    assert within(pins, Wish(), "d") == Wish(A, DriverSettings(clock=100))
-    assert within(pins, Wish(A, DriverSettings(clock=100)), "d").bitstream == A
+    assert within(pins, DeviceTarget(), "d") == DeviceTarget(A, DriverSettings(clock=100))
+    assert within(pins, DeviceTarget(A, DriverSettings(clock=100)), "d").bitstream == A
     for wish in (
-        Wish(B),
-        Wish(A, DriverSettings(clock=200)),
-        Wish(A, DriverSettings(debug=True)),
+        DeviceTarget(B),
+        DeviceTarget(A, DriverSettings(clock=200)),
+        DeviceTarget(A, DriverSettings(debug=True)),
     ):
         with pytest.raises(NotPermittedError, match="the DeviceClass pins"):
             within(pins, wish, "d")
@@ -108,7 +108,7 @@ def test_a_class_pins_what_is_not_asked_and_refuses_what_is_asked_otherwise():
 
 def test_what_a_class_does_not_pin_or_pins_alike_stays_as_it_is_asked():
     """An entry that says one thing takes nothing else away from the container."""
-    wish = Wish(A, DriverSettings(clock=200, debug=True))
+    wish = DeviceTarget(A, DriverSettings(clock=200, debug=True))
     for entry in (
         RegionConfig(),
         RegionConfig(A),
@@ -120,19 +120,19 @@ def test_what_a_class_does_not_pin_or_pins_alike_stays_as_it_is_asked():
 
 def test_a_refusal_says_what_was_asked_for():
     lists = [RegionConfig(choices=frozenset({A}))]
-    for wish, said in ((Wish(), "no bitstream"), (Wish(B), B)):
+    for wish, said in ((DeviceTarget(), "no bitstream"), (DeviceTarget(B), B)):
         with pytest.raises(NotPermittedError, match=f"^d: {said} is asked for"):
             within(lists, wish, "d")
 
 
 def test_a_list_bounds_every_wish_and_no_bitstream_is_none_of_it():
     lists = [RegionConfig(choices=frozenset({A}))]
-    assert within(lists, Wish(A), "d") == Wish(A)
-    for wish in (Wish(B), Wish()):
+    assert within(lists, DeviceTarget(A), "d") == DeviceTarget(A)
+    for wish in (DeviceTarget(B), DeviceTarget()):
         with pytest.raises(NotPermittedError, match="the DeviceClass lists"):
             within(lists, wish, "d")
     # whatever order the entries are in
     pinned = [*lists, RegionConfig(B)]
     with pytest.raises(NotPermittedError):
-        within(pinned, Wish(), "d")
-    assert within([*lists, RegionConfig(A)], Wish(), "d") == Wish(A)
+        within(pinned, DeviceTarget(), "d")
+    assert within([*lists, RegionConfig(A)], DeviceTarget(), "d") == DeviceTarget(A)

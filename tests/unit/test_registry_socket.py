@@ -16,7 +16,7 @@ INFO = Info("DRAPlugin", "fpga.intel.com", "/dra.sock", ("v1.DRAPlugin",))
 def story(
     path: str, play: Callable[[Reoffer, RegistrySocket], Awaitable[None]], *, last: float = 0.0
 ) -> None:
-    """Play it while the socket is there and made anew after `last` seconds."""
+    """Play it while the socket is there and made again after `last` seconds."""
 
     async def run() -> None:
         socket = RegistrySocket(path, INFO, lambda _: None)
@@ -33,7 +33,7 @@ def story(
             await socket.stop()
 
     asyncio.run(run())
-    assert not Path(path).exists(), "it went with the door"
+    assert not Path(path).exists(), "it went with the driver"
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def life(path: str) -> tuple[int, int]:
-    """Of the socket's file, as kubelet tells two of them apart."""
+    """Of the socket's file, as kubelet reports two of them apart."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def life(path: str) -> tuple[int, int]:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    while not holds():  # noqa: ASYNC110  # nobody tells of a file
+    while not holds():  # noqa: ASYNC110  # nobody reports of a file
         await asyncio.sleep(0.001)
 
 

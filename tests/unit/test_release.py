@@ -18,7 +18,8 @@ from ledger_world import AFUS, Pod
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.release import release
-from fpga_plugin.ids import CardId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, RegionId
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 AFU = AFUS[0]
 
@@ -31,8 +32,8 @@ class World(Scene):
         (self.board,) = self.rack.boards.values()
         self.r0, self.r1 = self.regions
 
-    def restart_kubelet(self, epoch: str) -> None:
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch(epoch))
+    def restart_kubelet(self, instance: str) -> None:
+        self.plugin.call(lambda: self.plugin.reconciler.kubelet_found(instance))
 
     def answer(self) -> None:
         self.plugin.call(self.plugin.queue.sync)
@@ -72,10 +73,10 @@ class World(Scene):
 
     def deallocate(self, pod: Pod) -> None:
         self.forget(pod)
-        self.plugin.call(lambda: self.plugin.claims.deallocate(pod.resource, pod.devices))
+        self.plugin.call(lambda: self.plugin.calls.deallocate(pod.resource, pod.devices))
 
     def poststop(self, pod: Pod) -> None:
-        self.plugin.call(lambda: self.plugin.claims.poststop(pod.resource, pod.devices))
+        self.plugin.call(lambda: self.plugin.calls.poststop(pod.resource, pod.devices))
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_what_an_implied_release_left_is_scrubbed_once_its_pod_is_gone(world: Wo
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.rack.slot(world.r0).afu == BLANK
-    assert world.ledger.claims[world.r0].ownership == "CLAIMED"
+    assert world.ledger.allocations[world.r0].ownership == "CLAIMED"
 
 
 def test_what_an_implied_release_of_a_card_left_is_scrubbed_once_its_pod_is_gone(
@@ -163,8 +164,8 @@ def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_not_s
     world.end(a)
     world.deallocate(a)
     world.until_the_cgroup_is_read()
-    # A container that kubelet started unasked: its claim is taken from kubelet's records.
-    world.plugin.call(lambda: world.ledger.allocations.adopt(REGIONS, world.r0, PodUid("b"), {}))
+    # A container that kubelet started unasked: its allocation is taken from kubelet's records.
+    world.plugin.call(lambda: world.ledger.device_plugin.adopt(REGIONS, world.r0, PodUid("b"), {}))
     world.settle()
     assert not world.touched
 
@@ -184,7 +185,7 @@ def test_a_kubelet_that_restarts_while_a_cgroup_is_read_unsyncs_the_queue(world:
     assert world.condition(world.r0) is Condition.BLANK
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["asked", "and tells what is in use"])
+@pytest.mark.parametrize("told", [False, True], ids=["asked", "and reports what is in use"])
 def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make, *, told: bool) -> None:
     world = make(memory=True)
     pods = [world.run(world.r0), world.run(world.r1)]
@@ -197,7 +198,7 @@ def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make, *, t
 
     def restart() -> None:
         world.on_touch = lambda: None
-        world.plugin.loop.call_soon(world.plugin.lives.kubelet_epoch, "life 2")
+        world.plugin.loop.call_soon(world.plugin.reconciler.kubelet_found, "life 2")
         if told:  # of what it began without PreStart meanwhile, its records say nothing
             world.plugin.loop.call_soon(world.plugin.queue.sync)
             world.plugin.loop.call_soon(setattr, world.plugin.queue, "_closing", True)  # no more
@@ -246,7 +247,7 @@ def test_a_port_that_a_container_has_open_is_not_scrubbed_whatever_kubelet_says(
     world: World,
 ) -> None:
     a = world.run(world.r0)
-    world.end(a)  # as far as its cgroup tells
+    world.end(a)  # as far as its cgroup reports
     world.rack.slot(world.r0).opens.add("a")
     world.poststop(a)
     world.settle()
@@ -276,7 +277,7 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
     ledger, card = world.ledger, world.board.card.id
     world.board.memory.add("another plugin's pod")
     world.plugin.call(lambda: ledger.hardware.set_foreign({card: "drain the node"}))
-    world.plugin.call(lambda: ledger.work.set_debt(card, open_=True))
+    world.plugin.call(lambda: ledger.work.set_memory_clear_pending(card, open_=True))
     world.settle()
     assert world.board.memory
     world.plugin.call(lambda: ledger.hardware.set_foreign({}))
@@ -305,7 +306,7 @@ def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make)
     world.settle()
     assert not opened.called, "the very look would disturb an owner"
     assert world.board.memory
-    world.plugin.call(lambda: ledger.allocations.reconciled([card]))
+    world.plugin.call(lambda: ledger.device_plugin.reconciled([card]))
     world.settle()
     assert world.condition(world.r0) is world.condition(world.r1) is Condition.BLANK
     assert not world.board.memory
@@ -333,7 +334,7 @@ def test_a_neighbours_memory_is_not_cleared_by_a_release(make) -> None:
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.board.memory == {"a", "b"}
-    assert world.ledger.debts == {world.board.card.id}
+    assert world.ledger.memory_clear_pending == {world.board.card.id}
 
 
 def test_a_neighbours_memory_is_not_cleared_by_a_start(make) -> None:
@@ -343,7 +344,7 @@ def test_a_neighbours_memory_is_not_cleared_by_a_start(make) -> None:
     world.plugin.call(lambda: world.ledger.work.dirty([world.r0], "a pod may have used it"))
     world.run(world.r0)
     assert world.board.memory == {"b"}
-    assert world.ledger.debts == {world.board.card.id}
+    assert world.ledger.memory_clear_pending == {world.board.card.id}
 
 
 def test_the_memory_of_a_running_pod_that_kubelet_has_forgotten_is_not_cleared(make) -> None:
@@ -356,11 +357,11 @@ def test_the_memory_of_a_running_pod_that_kubelet_has_forgotten_is_not_cleared(m
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.board.memory
-    assert world.ledger.debts == {world.board.card.id}
+    assert world.ledger.memory_clear_pending == {world.board.card.id}
     world.end(b)
     world.settle()
     assert not world.board.memory
-    assert not world.ledger.debts
+    assert not world.ledger.memory_clear_pending
 
 
 def test_the_debt_stays_while_a_region_that_nobody_has_may_still_write(make) -> None:
@@ -372,10 +373,10 @@ def test_the_debt_stays_while_a_region_that_nobody_has_may_still_write(make) -> 
     )
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
-    assert world.ledger.debts == {world.board.card.id}
+    assert world.ledger.memory_clear_pending == {world.board.card.id}
     world.rack.slot(world.r1).opens.clear()
     world.settle()
-    assert not world.ledger.debts
+    assert not world.ledger.memory_clear_pending
 
 
 def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
@@ -385,7 +386,7 @@ def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
     world.board.card = half
     world.plugin.begin(world.plugin.hardware.rescan(card.id))
     world.plugin.work()
-    world.plugin.call(lambda: world.ledger.work.set_debt(card.id, open_=True))
+    world.plugin.call(lambda: world.ledger.work.set_memory_clear_pending(card.id, open_=True))
     world.board.memory.add("a")
     world.settle()
     assert world.board.memory, "the region that is away may write it"
@@ -394,14 +395,16 @@ def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
 def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
     world = make(memory=True)
     world.run(world.r1)
-    world.plugin.call(lambda: world.ledger.work.set_debt(world.board.card.id, open_=False))
+    world.plugin.call(
+        lambda: world.ledger.work.set_memory_clear_pending(world.board.card.id, open_=False)
+    )
     world.plugin.queue.unsync()
     world.plugin.call(lambda: world.ledger.work.dirty([world.r0], "a pod may have used it"))
-    debts: list[bool] = []
-    world.on_touch = lambda: debts.append(bool(world.ledger.debts))
+    memory_clear_pending: list[bool] = []
+    world.on_touch = lambda: memory_clear_pending.append(bool(world.ledger.memory_clear_pending))
     world.run(world.r0)
-    assert debts
-    assert all(debts)
+    assert memory_clear_pending
+    assert all(memory_clear_pending)
 
 
 # ------------------------------------------------------------------ rebinding the driver
@@ -446,19 +449,21 @@ def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(mak
     assert not recovery.poisoned(card, [other])
 
 
-# ------------------------------------------------------------------ the end of a claim
+# ------------------------------------------------------------------ the end of an allocation
 
 
-def test_a_claim_ends_under_its_own_resource_alone_and_its_card_is_looked_at(world: World) -> None:
+def test_an_allocation_ends_under_its_own_resource_alone_and_its_card_is_looked_at(
+    world: World,
+) -> None:
     world.admit(world.r0)
     added: list[CardId] = []
     queue = SimpleNamespace(add=added.append)
     ledger = world.ledger
     release(ledger, queue, ResourceName(WHOLE), [world.r0, "unknown"])  # type: ignore[arg-type]
-    assert world.r0 in ledger.claims
+    assert world.r0 in ledger.allocations
     assert added == []
     release(ledger, queue, ResourceName(REGIONS), [world.r0, world.r0])  # type: ignore[arg-type]
-    assert world.r0 not in ledger.claims
+    assert world.r0 not in ledger.allocations
     assert added == [world.board.card.id]
 
 

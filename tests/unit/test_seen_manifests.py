@@ -38,7 +38,7 @@ class Node:
         self.trust = self.life()
 
     def life(self, *, owner=True) -> Trust:
-        """Begin another life of the plugin; or look, as a command does."""
+        """Begin another run of the plugin; or look, as a command does."""
         seen = SeenManifests(str(self.state), owner=owner)
         return Trust(str(self.root), TrustMode.SIGNED, str(self.keys), seen=seen)
 
@@ -197,7 +197,7 @@ def test_a_record_that_is_removed_while_it_is_in_use_is_put_back(node):
 
 
 def test_a_lost_state_directory_costs_the_memory_and_not_the_blank(node):
-    """`test_signatures` has the blank; here: the node begins anew, as a new one would."""
+    """`test_signatures` has the blank; here: the node begins again, as a new one would."""
     node.sign()
     node.manifest(5, FILE)
     assert node.good()

@@ -10,9 +10,9 @@ import pytest
 from doubles import LIMIT
 
 from fpga_plugin.deviceplugin.endpoint import Endpoint
-from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.kubelet.registry import Info, RegistrySocket
+from fpga_plugin.kubernetes.names import ResourceName
 
 STEPS = 10
 """Turns of the loop, more than a start or a stop takes."""
@@ -22,7 +22,7 @@ TURNS = 5
 
 
 class Lists:
-    """What an endpoint asks of the claims before kubelet calls it."""
+    """What an endpoint asks of the allocations before kubelet calls it."""
 
     def subscribe(self, _changed):
         return lambda: None
@@ -30,7 +30,7 @@ class Lists:
 
 def endpoint(directory: Path) -> Endpoint:
     resource = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
-    return Endpoint(resource, Lists(), str(directory), lives=Lists())
+    return Endpoint(resource, Lists(), str(directory), reconciler=Lists())
 
 
 def registry(directory: Path) -> RegistrySocket:
@@ -74,7 +74,7 @@ def test_who_is_cancelled_at_any_instant_of_it_leaves_no_socket_open(tmp_path, s
         if what == "start" and finished:
             await server.stop()
         assert not list(tmp_path.iterdir())
-        if client is not None:  # it is told of the end, while the loop still runs
+        if client is not None:  # it is notified of the end, while the loop still runs
             with client:
                 await asyncio.to_thread(read_to_the_end, client)
         following = serves(tmp_path)  # which gets a descriptor of the same number

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fpga_plugin.dra.desired import CounterSet, Device, Effect, Form, Slice, Taint
 from fpga_plugin.dra.pool import (
     MAX_NAME,
     Plan,
@@ -20,7 +21,6 @@ from fpga_plugin.dra.pool import (
     ResourceSlice,
     lost,
 )
-from fpga_plugin.dra.wanted import CounterSet, Device, Effect, Form, Slice, Taint
 
 POOL = Pool("fpga.intel.com", "node-a")
 OWNER = {"kind": "Node", "name": "node-a", "uid": "1"}
@@ -43,7 +43,7 @@ def wanted(*first: Device, more: Iterable[Device] = (device(1),)) -> dict[str, S
 
 
 def read(manifest: Spec) -> ResourceSlice:
-    """As the API server tells it."""
+    """As the API server reports it."""
     return msgspec.json.decode(msgspec.json.encode(manifest), type=ResourceSlice)
 
 

@@ -2,7 +2,7 @@
 
 The scheduler goes by what stands there, so what is not written is given out or hidden wrongly
 (invariants 3 and 4): it is tried again for ever, at a pace that no server minds. The watch is late
-on purpose here: it tells nothing after the first list, so whatever the reconciler knows it learned
+on purpose here: it says nothing after the first list, so whatever the reconciler knows it learned
 from answers. With a real connection: tests/integration/test_slices.py.
 """
 
@@ -21,10 +21,10 @@ from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
 from fpga_plugin.dra import slices
-from fpga_plugin.dra.life import ANSWER_SECONDS
+from fpga_plugin.dra.desired import Device, Form, Slice, Taint
+from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import Device, Form, Slice, Taint
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.apiserver.mirror import Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError
@@ -157,7 +157,7 @@ class Scene:
         self.restart()
 
     def restart(self) -> None:
-        """Another life of the plugin."""
+        """Another run of the plugin."""
         self.reconciler = SliceReconciler(
             "credentials",
             Pool("fpga.intel.com", "node-a"),
@@ -333,7 +333,7 @@ def test_what_was_written_is_known_before_the_watch_tells_it(scene: Scene) -> No
 
 
 def waits(scene: Scene) -> float:
-    """Seconds until the scheduler has been told, as far as is waited for it."""
+    """Seconds until the scheduler has been notified, as far as is waited for it."""
     task = scene.loop.create_task(scene.reconciler.caught_up())
     began = scene.loop.time()
     ends: list[float] = []
@@ -616,7 +616,7 @@ def test_a_server_that_drops_fields_gets_what_is_true_without_them_until_it_is_a
     assert scene.reconciler.form == form
     asked = len(scene.forms)
     scene.quiet()
-    assert Form() not in scene.forms[asked:], "asked anew only with a new list"
+    assert Form() not in scene.forms[asked:], "asked again only with a new list"
     scene.server.made = lambda _: None
     scene.mirror.list()
     scene.run(SETTLE + 1)

@@ -154,14 +154,14 @@ def test_drivers_that_the_plugin_bound_are_given_back_and_others_are_not(rig):
     rig.kernel.write(f"{PCI}/{VF_2}/driver_override", "vfio-pci")
     rig.kernel.write("/sys/bus/pci/drivers/vfio-pci/bind", str(VF_2))
     card = rig.card
-    assert not rig.backend.borrowed(card.regions[0])
+    assert not rig.backend.bound_by_plugin(card.regions[0])
     with rig.hold():
         pass
-    assert rig.backend.borrowed(card.regions[0])
+    assert rig.backend.bound_by_plugin(card.regions[0])
     rig.backend.give_back(card, card.regions[0])
     assert rig.drivers() == ["", "vfio-pci"]
     assert rig.kernel.read(f"{PCI}/{VF}/driver_override") == "(null)"
-    assert not rig.backend.borrowed(card.regions[0])
+    assert not rig.backend.bound_by_plugin(card.regions[0])
     rig.backend.give_back(card, card.regions[0])
     assert rig.drivers() == ["", "vfio-pci"]
 
@@ -184,7 +184,7 @@ def test_that_a_function_was_bound_is_written_before_it_is_bound(rig, monkeypatc
     assert seen
     rig.start()  # the process died
     assert rig.drivers() == ["vfio-pci", ""]
-    assert rig.backend.borrowed(rig.card.regions[0])
+    assert rig.backend.bound_by_plugin(rig.card.regions[0])
     rig.backend.give_back(card, rig.card.regions[0])
     assert rig.drivers() == ["", ""]
 
@@ -200,7 +200,7 @@ def test_nothing_is_bound_where_that_cannot_be_written_down(rig):
         assert len(rig.note()["bound"]) == 2
 
 
-def test_a_group_that_a_tenant_holds_past_its_claim_is_in_use_and_its_driver_stays(rig):
+def test_a_group_that_a_tenant_holds_past_its_allocation_is_in_use_and_its_driver_stays(rig):
     with rig.hold():
         pass
     card = rig.card
@@ -279,7 +279,7 @@ def test_a_note_whose_functions_make_no_sense_says_nothing(rig, bound):
         port.afu_id(AFU)
     (rig.path / "slots" / f"{CARD}-p0").write_text(json.dumps(rig.note() | {"bound": bound}))
     rig.start()
-    assert not rig.backend.borrowed(rig.card.regions[0])
+    assert not rig.backend.bound_by_plugin(rig.card.regions[0])
     with pytest.raises(HardwareError, match="not known"):
         rig.afu_id()
 
@@ -291,7 +291,7 @@ def test_what_was_bound_is_told_without_waiting_for_the_disk(rig):
     (region,) = rig.card.regions
     (rig.path / "slots" / f"{CARD}-p0").unlink()
     with ThreadPoolExecutor() as pool, rig.backend._notes._lock:  # as while another is written
-        assert pool.submit(rig.backend.borrowed, region).result(timeout=30)
+        assert pool.submit(rig.backend.bound_by_plugin, region).result(timeout=30)
 
 
 def test_a_note_of_another_boot_says_nothing(rig):
@@ -300,7 +300,7 @@ def test_a_note_of_another_boot_says_nothing(rig):
         port.afu_id(AFU)
     (rig.path / "cards/boot_id").write_text("another")
     rig.start()
-    assert not rig.backend.borrowed(rig.card.regions[0])
+    assert not rig.backend.bound_by_plugin(rig.card.regions[0])
     with pytest.raises(HardwareError, match="not known"):
         rig.afu_id()
 
@@ -582,7 +582,7 @@ def test_a_function_that_is_reserved_for_another_driver_is_left_to_it(rig):
         rig.hold()
     assert rig.drivers() == ["", ""]
     assert rig.kernel.read(override) == "pci-stub"
-    assert not rig.backend.borrowed(rig.card.regions[0])
+    assert not rig.backend.bound_by_plugin(rig.card.regions[0])
     _, _, command = caught.value.hint.partition("as root on the node: echo > ")
     rig.kernel.write(command, "\n")
     with rig.hold():
@@ -699,7 +699,7 @@ def second_function(rig, *others):
 
 def test_a_second_physical_function_may_be_static_and_is_taken_only_if_it_is_named(rig):
     second_function(rig)
-    assert "does not tell which PCI functions are behind its slot" in rig.problem.message
+    assert "does not say which PCI functions are behind its slot" in rig.problem.message
     assert f"FPGA_PLUGIN_SLOT_FUNCTIONS={PF}={VF} of a FIM of two" in rig.problem.hint
     assert rig.drivers() == []
 
@@ -714,7 +714,7 @@ def test_a_second_physical_function_that_is_named_is_the_slots(tmp_path):
 
 def test_a_card_of_more_physical_functions_has_to_be_named(rig):
     second_function(rig, "0000:10:00.3")
-    assert "does not tell which PCI functions are behind its slot" in rig.problem.message
+    assert "does not say which PCI functions are behind its slot" in rig.problem.message
     assert "FPGA_PLUGIN_SLOT_FUNCTIONS=0000:10:00.0=" in rig.problem.hint
 
 

@@ -18,7 +18,7 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin import environment, next_container
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State, Variable
 
 P0, P1 = (device(make_card(), port) for port in range(2))
@@ -199,7 +199,7 @@ SETTLE = 0.02
 
 @pytest.fixture
 def lagging(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Pods:
-    """The API server tells it, some time after kubelet."""
+    """The API server reports it, some time after kubelet."""
     monkeypatch.setattr(next_container, "PATIENCE", 0.1)
     pods.exact = False
     return pods

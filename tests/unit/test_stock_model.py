@@ -25,7 +25,7 @@ from fpga_plugin.allocation.requests.directory import KnownPod
 from fpga_plugin.allocation.requests.environment import ContainerRequests
 from fpga_plugin.allocation.requests.parse import parse_requests
 from fpga_plugin.deviceplugin import reconcile
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet import checkpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry, Stamp
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -35,9 +35,9 @@ from fpga_plugin.kubernetes.kubelet.podresources import (
     PodResourcesClient,
     PodResourcesError,
 )
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
-TRACES = sorted((ROOT / "docs/model/traces/stock").glob("*.txt"))
+TRACES = sorted((ROOT / "tests/traces/stock").glob("*.txt"))
 
 
 @dataclass(eq=False)
@@ -144,7 +144,7 @@ class StockReplay(Replay):
             mock.patch.object(ledger_world, "NoLink", return_value=StockLink(self.records)),
         ):
             super().begin()
-        for name, work in (("reconcile", self.plugin.lives), ("owners", self.plugin.owners)):
+        for name, work in (("reconcile", self.plugin.reconciler), ("owners", self.plugin.owners)):
             self.plugin.loop.create_task(work.run(), name=f"kubelet {name}")
         self.plugin.loop.settle()
 
@@ -204,19 +204,19 @@ class StockReplay(Replay):
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for number in tuple(self.calls):
             self.cancel(number)
-        self.epoch += 1
+        self.instance += 1
         self.records.life += 1
         self.may_end = frozenset()
-        self.tell_epoch()
+        self.report_instance()
         self.answer()  # whose claims these are, and what was asked of the former kubelet
 
     def step_readmitted(self, _x: int, _y: int) -> None:
         """From now on its Lists have what its pods have."""
 
     def step_kubelet_answers(self, _x: int, _y: int) -> None:
-        self.plugin.call(lambda: self.plugin.lives.stream_opened(REGIONS))
+        self.plugin.call(lambda: self.plugin.reconciler.stream_opened(REGIONS))
         for _ in range(20):
-            if self.plugin.lives.answered:
+            if self.plugin.reconciler.answered:
                 break
             self.end_of([*self.asked(), *self.asked(asleep=True)][0])
         self.answer()

@@ -68,7 +68,7 @@ def store(library):
 
 
 def refusal(library, bitstream_id=BITSTREAM) -> str:
-    """Why the daemon does not take a file; whoever only looks is told the same."""
+    """Why the daemon does not take a file; whoever only looks is notified the same."""
     with pytest.raises(BitstreamError) as caught:
         library.load(INTERFACE, bitstream_id)
     with pytest.raises(BitstreamError) as looked:
@@ -149,7 +149,10 @@ def test_building_the_samples_gives_what_is_checked_in(tmp_path):
 def test_a_missing_bitstream_is_not_found_and_the_message_names_its_path(library, place):
     with pytest.raises(BitstreamNotFoundError, match=str(place)) as caught:
         library.load(INTERFACE, BITSTREAM)
-    assert "install" in caught.value.hint
+    # Nodes have no such program, and the plugin's pod reads the store only.
+    where = "`fpga-plugin bitstream install --dir STORE`, where the store is filled from"
+    assert where in caught.value.hint
+    assert "on the node" not in caught.value.hint
 
 
 def test_a_missing_interface_directory_is_said(library):

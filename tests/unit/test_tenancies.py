@@ -19,13 +19,13 @@ from ledger_support import (
     start,
     tenancy,
 )
-from test_holders import LATER, POD, A, holder, prepare
+from test_dra_steps import LATER, POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid
 
 CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -46,8 +46,8 @@ def only(ledger: Ledger) -> Tenancy:
 
 def own(ledger: Ledger, device_id=P0, pod: PodUid = POD) -> None:
     """A pod runs with a region."""
-    ledger.allocations.allocate(REGIONS, [device_id])
-    ledger.allocations.bind_pod([device_id], pod)
+    ledger.device_plugin.allocate(REGIONS, [device_id])
+    ledger.device_plugin.bind_pod([device_id], pod)
     start(ledger, device_id)
 
 
@@ -57,26 +57,26 @@ def own(ledger: Ledger, device_id=P0, pod: PodUid = POD) -> None:
 def test_a_tenancy_begins_nameless_gets_its_pod_and_is_used_from_its_start_on(
     ledger: Ledger,
 ) -> None:
-    (claim,) = ledger.allocations.allocate(REGIONS, [P0])
-    key = TenancyKey(R0, claim.generation, None)
+    (allocation,) = ledger.device_plugin.allocate(REGIONS, [P0])
+    key = TenancyKey(R0, allocation.number, None)
     assert only(ledger) == Tenancy(key, CARD.regions[0].grant.nodes)
-    ledger.allocations.bind_pod([P0], POD)
-    ledger.allocations.bind_pod([P0], POD, cgroups=[CGROUP])
-    ledger.allocations.bind_pod([P0], POD, cgroups=[CGROUP, NEXT])
+    ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.bind_pod([P0], POD, cgroups=[CGROUP])
+    ledger.device_plugin.bind_pod([P0], POD, cgroups=[CGROUP, NEXT])
     named = replace(only(ledger), key=replace(key, pod=POD), cgroups=(CGROUP, NEXT))
     assert only(ledger) == named
     start(ledger, P0)
     assert only(ledger) == replace(named, used=True)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert only(ledger) == replace(named, used=True, left=True)
 
 
 def test_a_container_that_kubelet_may_have_started_without_a_prestart_used_the_region(
     ledger: Ledger,
 ) -> None:
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     assert not only(ledger).used
-    ledger.allocations.kubelet_epoch("life 2")
+    ledger.device_plugin.kubelet_found("life 2")
     assert only(ledger).used
 
 
@@ -84,28 +84,28 @@ def test_an_instance_of_a_static_pod_that_started_unseen_is_not_taken_for_the_on
     ledger: Ledger,
 ) -> None:
     """It has the same uid. What is known of the first one's cgroups says nothing of it."""
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD, cgroups=[CGROUP])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD, cgroups=[CGROUP])
     start(ledger, P0)
-    ledger.allocations.release([P0])
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD)
-    ledger.allocations.kubelet_epoch("life 2")  # which starts it without a PreStart
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.kubelet_found("life 2")  # which starts it without a PreStart
+    ledger.device_plugin.release([P0])
     first, second = sorted(ledger.tenancies.left(R0), key=lambda one: one.key.allocation)
     assert (first.pod, first.cgroups, second.pod, second.cgroups) == (POD, (CGROUP,), POD, ())
     assert first.key.allocation != second.key.allocation
-    ledger.allocations.end_tenancies([first])
+    ledger.device_plugin.end_tenancies([first])
     assert former(ledger, R0) == {POD}
 
 
 def test_no_number_of_an_allocation_comes_again_while_a_tenancy_has_it() -> None:
     ledger, journal = make_ledger(CARD)
     own(ledger)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     number = only(ledger).key.allocation
-    (claim,) = reopened(journal, CARD).allocations.allocate(REGIONS, [P1])
-    assert claim.generation > number
+    (allocation,) = reopened(journal, CARD).device_plugin.allocate(REGIONS, [P1])
+    assert allocation.number > number
 
 
 # ------------------------------------------------------------------ the end of an allocation
@@ -115,19 +115,19 @@ def test_no_number_of_an_allocation_comes_again_while_a_tenancy_has_it() -> None
 def test_what_was_never_started_leaves_nobody_and_a_clean_region(
     ledger: Ledger, *, named: bool
 ) -> None:
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     if named:
-        ledger.allocations.bind_pod([P0], POD)
-    ledger.allocations.prestart_seen([P0])
-    ledger.allocations.release([P0])
+        ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.prestart_seen([P0])
+    ledger.device_plugin.release([P0])
     assert not ledger.tenancies
     assert ledger.record(R0).condition is Condition.BLANK
 
 
 def test_of_a_pod_that_was_never_known_kubelets_word_ends_what_it_used(ledger: Ledger) -> None:
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     start(ledger, P0)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert not ledger.tenancies
     assert ledger.record(R0).condition is Condition.DIRTY
 
@@ -137,7 +137,7 @@ def test_only_what_kubelet_is_done_with_ends_with_its_processes(ledger: Ledger) 
     own(ledger)
     gone(ledger, POD)
     assert only(ledger).used
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     gone(ledger, POD)
     assert not ledger.tenancies
 
@@ -152,8 +152,8 @@ def test_the_scrub_of_a_region_ends_no_tenancy_of_the_same_pod_on_another(
     """Invariant 10: a pod's other instance, or its other container, may run with that one."""
     own(ledger, P0)
     own(ledger, P1)
-    ledger.allocations.release([P0, P1])
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.release([P0, P1])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     if by == "clean":
         scrub(ledger, CARD, 0)
     else:
@@ -168,12 +168,12 @@ def test_an_owners_pod_keeps_what_it_had_of_the_region_by_other_nodes(
 ) -> None:
     """Invariant 10: another region may have them by now, and the pod was not waited for."""
     own(ledger)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     (node,) = CARD.regions[0].grant.nodes
     moved = make_card(1, nodes=(8, 9))
     found(ledger, moved)
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
     if by == "clean":
         scrub(ledger, moved, 0)
     else:
@@ -184,7 +184,7 @@ def test_an_owners_pod_keeps_what_it_had_of_the_region_by_other_nodes(
 def test_a_scrub_under_a_living_owner_makes_its_tenancy_unused(ledger: Ledger) -> None:
     """Balanced PostStops allowed it: none of its containers runs, and the next needs a PreStart."""
     own(ledger)
-    ledger.allocations.poststop_seen([P0])
+    ledger.device_plugin.poststop_seen([P0])
     scrub(ledger, CARD, 0)
     assert not only(ledger).used
 
@@ -195,11 +195,11 @@ def test_a_container_that_began_without_a_prestart_during_a_scrub_is_waited_for(
     """Invariant 7. Kubelet restarted when the scrub had begun: it did not see the container."""
     ledger.work.dirty([R0], "so")
     ledger.work.working([R0])
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD)
-    ledger.allocations.kubelet_epoch("life 2")
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.kubelet_found("life 2")
     ledger.work.clean(R0, BLANK, blank=True)
-    ledger.allocations.release([P0])
+    ledger.device_plugin.release([P0])
     assert former(ledger, R0) == {POD}
     assert ledger.record(R0).condition is Condition.DIRTY
 
@@ -218,57 +218,57 @@ def test_who_has_a_node_of_a_card_for_another_region_may_write_its_memory(ledger
 # ------------------------------------------------------------------ ResourceClaims
 
 
-def test_pods_of_a_shared_claim_that_are_gone_leave_no_row() -> None:
-    """Thousands use one claim, one after the other."""
+def test_pods_of_a_shared_allocation_that_are_gone_leave_no_row() -> None:
+    """Thousands use one allocation, one after the other."""
     ledger, journal = make_ledger(CARD)
     prepare(ledger, CARD, 0)
     rows = []
     for number in range(50):
         pod = PodUid(f"pod-{number + 10}")
-        ledger.resource_claims.join(A, [pod])
-        ledger.resource_claims.part(A, [POD, pod])
-        left = [one for one in ledger.resource_claims.tenancies_of_holder(A) if one.left]
+        ledger.dra.join(A, [pod])
+        ledger.dra.part(A, [POD, pod])
+        left = [one for one in ledger.dra.tenancies_of_claim(A) if one.left]
         assert all(one.used for one in left)
-        ledger.allocations.end_tenancies(left)
+        ledger.device_plugin.end_tenancies(left)
         rows.append(len(journal.snapshot.tenancies))
         assert ledger.pods_of([P0]) == {POD, pod}
     assert set(rows) == {2}
     assert ledger.record(R0).condition is Condition.PROGRAMMED
 
 
-def test_a_pod_that_parted_from_a_claim_and_runs_on_is_waited_for_at_its_end() -> None:
+def test_a_pod_that_parted_from_an_allocation_and_runs_on_is_waited_for_at_its_end() -> None:
     ledger, _ = make_ledger(CARD)
     prepare(ledger, CARD, 0)
-    ledger.resource_claims.join(A, [LATER])
-    ledger.resource_claims.part(A, [POD])
+    ledger.dra.join(A, [LATER])
+    ledger.dra.part(A, [POD])
     assert ledger.pods_of([P0]) == {POD}
-    ledger.resource_claims.end_holder(A)
+    ledger.dra.end_claim(A)
     assert former(ledger, R0) == {POD, LATER}
 
 
 def test_what_was_handed_over_blank_is_dirty_though_all_who_used_it_are_forgotten() -> None:
     """Invariant 4. They wrote there, whatever the region reads as."""
     ledger, _ = make_ledger(CARD)
-    ledger.resource_claims.take(holder(A, P0), [POD])
-    ledger.resource_claims.prepared(A, {})
+    ledger.dra.take(owner(A, P0), [POD])
+    ledger.dra.prepared(A, {})
     assert ledger.record(R0).condition is Condition.BLANK
-    ledger.resource_claims.join(A, [LATER])
-    ledger.resource_claims.part(A, ())
-    ledger.allocations.end_tenancies(ledger.resource_claims.tenancies_of_holder(A))
+    ledger.dra.join(A, [LATER])
+    ledger.dra.part(A, ())
+    ledger.device_plugin.end_tenancies(ledger.dra.tenancies_of_claim(A))
     assert not ledger.tenancies
-    ledger.resource_claims.end_holder(A)
+    ledger.dra.end_claim(A)
     assert ledger.record(R0).condition is Condition.DIRTY
 
 
-def test_a_pod_that_comes_to_a_claim_again_used_what_it_used() -> None:
+def test_a_pod_that_comes_to_an_allocation_again_used_what_it_used() -> None:
     """Invariant 7. What was prepared is not there any more; its first containers may run on."""
     ledger, _ = make_ledger(CARD)
     prepare(ledger, CARD, 0)
-    ledger.resource_claims.part(A, ())
-    ledger.resource_claims.unprepared(A)
-    ledger.resource_claims.join(A, [POD])
+    ledger.dra.part(A, ())
+    ledger.dra.unprepared(A)
+    ledger.dra.join(A, [POD])
     assert (only(ledger).used, only(ledger).left) == (True, False)
-    ledger.resource_claims.join(A, [LATER])
+    ledger.dra.join(A, [LATER])
     assert {one.pod: one.used for one in ledger.tenancies.values()} == {POD: True, LATER: False}
 
 
@@ -278,26 +278,26 @@ def test_a_pod_that_comes_to_a_claim_again_used_what_it_used() -> None:
 def test_in_another_boot_who_left_is_gone_and_who_has_a_device_may_have_started() -> None:
     ledger, journal = make_ledger(CARD, OTHER)
     ledger.commit(tenancy(R1, "left"))
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD, cgroups=[CGROUP])
-    ledger.resource_claims.take(holder(A, device(OTHER, 0)), [LATER])
-    ledger.resource_claims.prepared(A, {})
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD, cgroups=[CGROUP])
+    ledger.dra.take(owner(A, device(OTHER, 0)), [LATER])
+    ledger.dra.prepared(A, {})
     again = reopened(journal, CARD, OTHER, boot_id="another")
     assert {(one.region, one.pod, one.used, one.left) for one in again.tenancies.values()} == {
         (R0, POD, True, False),
-        (R2, LATER, False, False),  # nothing starts with a claim before it is prepared again
+        (R2, LATER, False, False),  # nothing starts with an allocation before it is prepared again
     }
     assert all(one.cgroups == () for one in again.tenancies.values())
-    assert again.claims[P0].exposed
-    assert not again.claims[device(OTHER, 0)].exposed
+    assert again.allocations[P0].missed_prestart
+    assert not again.allocations[device(OTHER, 0)].missed_prestart
 
 
 @pytest.mark.parametrize("boot_id", ["boot", "another"])
 def test_a_tenancy_whose_allocation_a_damaged_journal_lost_is_left(boot_id: str) -> None:
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD)
-    del journal.snapshot.claims[P0]
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    del journal.snapshot.allocations[P0]
     journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     again = reopened(journal, CARD, boot_id=boot_id)
     left = [(one.pod, one.used, one.left) for one in again.tenancies.values()]
@@ -306,8 +306,8 @@ def test_a_tenancy_whose_allocation_a_damaged_journal_lost_is_left(boot_id: str)
 
 def test_a_tenancy_that_a_damaged_journal_lost_is_made_again_as_used() -> None:
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
-    ledger.allocations.bind_pod([P0], POD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
     before = only(ledger)
     assert isinstance(journal, MemoryJournal)
     journal.snapshot.tenancies.clear()
@@ -315,9 +315,11 @@ def test_a_tenancy_that_a_damaged_journal_lost_is_made_again_as_used() -> None:
     assert only(reopened(journal, CARD)) == replace(before, used=True)
 
 
-def test_of_a_claim_with_which_somebody_may_have_started_unseen_each_tenancy_is_used() -> None:
+def test_of_an_allocation_with_which_somebody_may_have_started_unseen_each_tenancy_is_used() -> (
+    None
+):
     """As a damaged journal says of all of them."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.device_plugin.allocate(REGIONS, [P0])
     journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     assert only(reopened(journal, CARD)).used

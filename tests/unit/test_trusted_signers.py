@@ -97,7 +97,7 @@ def test_a_manifest_that_cannot_be_used_changes_the_version_and_raises_nothing(n
 
 
 def test_the_time_that_is_left_to_a_manifest_is_told_to_the_end(node, clock):  # noqa: F811  # a fixture
-    """The index waits that long: what expires is judged anew at that moment."""
+    """The index waits that long: what expires is judged again at that moment."""
     node.manifest(1, FILE)
     node.good()
     assert node.trust.seconds_left() is None, "it has no end"

@@ -25,7 +25,7 @@ def root(tmp_path):
     return path
 
 
-class Survey:
+class StatusContext:
     """A store that is watched, and what the watcher said."""
 
     def __init__(self, root: Path, **rest) -> None:
@@ -75,7 +75,7 @@ class Survey:
 
 def watching(root: Path, story) -> None:
     async def run() -> None:
-        async with Survey(root) as survey:
+        async with StatusContext(root) as survey:
             await story(survey)
 
     asyncio.run(run())
@@ -232,7 +232,7 @@ def test_events_beyond_one_turn_of_the_loop_are_not_left_behind(root):
 
 
 def test_a_file_that_comes_before_its_directory_is_watched_is_reported(root, monkeypatch):
-    look = Survey.look
+    look = StatusContext.look
     blank = root / OTHER_INTERFACE / "blank.gbs"
 
     def overtaken(*args):
@@ -240,7 +240,7 @@ def test_a_file_that_comes_before_its_directory_is_watched_is_reported(root, mon
         if blank.parent.exists() and not blank.exists():
             blank.write_bytes(b"1")
 
-    monkeypatch.setattr(Survey, "look", overtaken)
+    monkeypatch.setattr(StatusContext, "look", overtaken)
 
     async def story(survey):
         blank.parent.mkdir()
@@ -286,7 +286,7 @@ def test_no_call_comes_after_close_even_for_events_that_were_queued(root):
         (root / INTERFACE / "blank.gbs").write_bytes(b"1")
         survey.watcher.close()
         survey.watcher.close()
-        async with Survey(root) as later:
+        async with StatusContext(root) as later:
             await later.quiet(root)
         assert survey.calls.empty()
 
@@ -296,7 +296,7 @@ def test_no_call_comes_after_close_even_for_events_that_were_queued(root):
 def test_close_from_within_a_call_ends_the_calls(root):
     (root / OTHER_INTERFACE).mkdir()
 
-    class Once(Survey):
+    class Once(StatusContext):
         def changed(self, path) -> None:
             super().changed(path)
             self.watcher.close()
@@ -322,7 +322,7 @@ def test_a_kernel_without_watches_to_give_is_said_once_and_asked_again(root, mon
     async def run() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(watcher.Inotify, what, none_left)
-            async with Survey(root, retry=0.01) as survey:
+            async with StatusContext(root, retry=0.01) as survey:
                 await asyncio.sleep(0.1)
                 assert [error.errno for error in survey.refusals] == [errno.ENOSPC]
                 assert survey.calls.empty()
@@ -340,7 +340,7 @@ def test_without_watches_what_differs_is_told_and_nothing_else(root, monkeypatch
     (root / INTERFACE / "blank.gbs").write_bytes(b"1")
 
     async def run() -> None:
-        async with Survey(root, retry=0.01) as survey:
+        async with StatusContext(root, retry=0.01) as survey:
             await asyncio.sleep(0.1)
             assert survey.calls.empty()
             await survey.quiet(root)
@@ -368,7 +368,7 @@ def test_a_directory_that_the_kernel_does_not_watch_takes_no_other_with_it(root,
     (staged / "blank.gbs").write_bytes(b"1")
 
     async def run() -> None:
-        async with Survey(root) as survey:
+        async with StatusContext(root) as survey:
             with monkeypatch.context() as patch:
                 refusing(patch, OTHER_INTERFACE)
                 staged.rename(root / OTHER_INTERFACE)
@@ -382,7 +382,7 @@ def test_a_directory_that_the_kernel_does_not_watch_takes_no_other_with_it(root,
 
 def test_a_directory_that_the_kernel_does_not_watch_is_looked_at_until_it_does(root, monkeypatch):
     async def run() -> None:
-        async with Survey(root, retry=0.01) as survey:
+        async with StatusContext(root, retry=0.01) as survey:
             with monkeypatch.context() as patch:
                 refusing(patch, OTHER_INTERFACE)
                 (root / OTHER_INTERFACE).mkdir()
@@ -408,7 +408,7 @@ def test_a_directory_that_cannot_be_listed_stays_watched_with_what_is_in_it(
         return listdir(path)
 
     async def run() -> None:
-        async with Survey(root, retry=0.2) as survey:
+        async with StatusContext(root, retry=0.2) as survey:
             before = kernel_watches()
             with monkeypatch.context() as patch:
                 patch.setattr(watcher.os, "listdir", failing)
@@ -434,7 +434,7 @@ def test_a_file_that_comes_before_its_directory_is_watched_anew_is_reported(root
         return watch(look, inotify)
 
     async def run() -> None:
-        async with Survey(root, retry=0.1) as survey:
+        async with StatusContext(root, retry=0.1) as survey:
             with monkeypatch.context() as patch:
                 patch.setattr(watcher.Inotify, "get", none_left)  # the instance breaks
                 (root / INTERFACE / "blank.gbs").write_bytes(b"1")
@@ -456,7 +456,7 @@ def no_thread(*_args) -> None:
 
 def test_a_first_look_without_a_thread_holds_up_nobody_and_is_said_once(root, monkeypatch):
     async def run() -> None:
-        async with Survey(root, retry=0.01) as survey:  # it is ready
+        async with StatusContext(root, retry=0.01) as survey:  # it is ready
             await asyncio.sleep(0.1)
             assert survey.calls.empty()
             patch.undo()
@@ -472,7 +472,7 @@ def test_a_first_look_without_a_thread_holds_up_nobody_and_is_said_once(root, mo
 
 def test_a_look_without_a_thread_does_not_end_the_watching(root, monkeypatch):
     async def run() -> None:
-        async with Survey(root, retry=0.05) as survey:
+        async with StatusContext(root, retry=0.05) as survey:
             with monkeypatch.context() as patch:
                 patch.setattr(threading.Thread, "start", no_thread)
                 (root / INTERFACE / "blank.gbs").write_bytes(b"1")
@@ -488,7 +488,7 @@ def test_what_inotify_does_not_see_is_found_when_it_is_time_to_look(root, monkey
     monkeypatch.setattr(Watcher, "_matters", lambda *_: False)
 
     async def run() -> None:
-        async with Survey(root, recheck=0.01) as survey:
+        async with StatusContext(root, recheck=0.01) as survey:
             (root / INTERFACE / "blank.gbs").write_bytes(b"1")
             assert await survey.one() == INTERFACE
             await asyncio.sleep(0.05)
@@ -502,13 +502,13 @@ def test_a_file_system_that_does_not_answer_holds_up_nobody_and_is_watched_when_
 ):
     monkeypatch.setattr(watcher, "ANSWER_SECONDS", 0.05)
     answer = threading.Event()
-    look = Survey.look
+    look = StatusContext.look
 
     def hang(*args):
         answer.wait()
         look(*args)
 
-    monkeypatch.setattr(Survey, "look", hang)
+    monkeypatch.setattr(StatusContext, "look", hang)
 
     async def story(survey):
         assert [type(error) for error in survey.refusals] == [TimeoutError]
@@ -530,7 +530,7 @@ def test_a_close_while_the_file_system_hangs_closes_nothing_that_its_thread_uses
     """The number of a descriptor that is closed becomes that of the next file."""
     monkeypatch.setattr(watcher, "ANSWER_SECONDS", 0.05)
     answer, done = threading.Event(), threading.Event()
-    look = Survey.look
+    look = StatusContext.look
     added = []
 
     def hang(*args):
@@ -545,7 +545,7 @@ def test_a_close_while_the_file_system_hangs_closes_nothing_that_its_thread_uses
         return added[-1]
 
     add_watch = watcher.Inotify.add_watch
-    monkeypatch.setattr(Survey, "look", hang)
+    monkeypatch.setattr(StatusContext, "look", hang)
     monkeypatch.setattr(watcher.Inotify, "add_watch", watch)
 
     async def story(survey):

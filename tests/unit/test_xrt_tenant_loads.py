@@ -19,7 +19,7 @@ R0 = CARD.regions[0].id
 
 
 def own(ledger: Ledger) -> None:
-    ledger.allocations.allocate(REGIONS, [DeviceId(R0)])
+    ledger.device_plugin.allocate(REGIONS, [DeviceId(R0)])
 
 
 def clean_ledger(card: Card = CARD) -> Ledger:

@@ -1,12 +1,12 @@
 """What is believed of a journal in doubt: less than it says, and nobody is forgotten.
 
 In doubt is one that is damaged (SQLite has no checksums, so a damaged disk may turn one row into
-another), that lacks transactions, that another life wrote than the last one, or another version of
-the plugin: `journal` finds that out. The rule is one for all of them. What gives
-trust is dropped: no region is clean or programmed, nothing is prepared, no claim counts as unused
-nor as one whose containers have all stopped, and any region may hold an owner's image. What takes
-trust away or something from others stays as far as it can be read: claims and ResourceClaims,
-tenancies, faults, drained cards, memory debts, names.
+another), that lacks transactions, or that another run of the plugin wrote than the last one, or
+another version: `journal` finds that out. The rule is one for all of them. What gives
+trust is dropped: no region is clean or programmed, nothing is prepared, no allocation counts as
+unused nor as one whose containers have all stopped, and any region may hold an owner's image. What
+takes trust away or something from others stays as far as it can be read: allocations and
+ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
 """
 
 import itertools
@@ -18,10 +18,10 @@ import msgspec
 
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
+    Allocation,
     Change,
-    Claim,
     Condition,
-    Epoch,
+    Fact,
     RegionRecord,
     Tenancy,
     TenancyKey,
@@ -30,29 +30,32 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, parse_region_id
 from fpga_plugin.hardware.grant import Path
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 
 def doubted(told: Change, why: str) -> Change:
     """What is left of a journal's content."""
-    claims = [claim for claim in told.claims.values() if claim is not None]
-    both = twice_claimed(claims)
-    claims = [replace(c, exposed=True) for c in claims if card_of(c.device) not in both]
-    holders = [holder for holder in told.holders.values() if holder is not None]
+    allocations = [allocation for allocation in told.allocations.values() if allocation is not None]
+    both = allocated_twice(allocations)
+    allocations = [
+        replace(c, missed_prestart=True) for c in allocations if card_of(c.device) not in both
+    ]
+    owners = [owner for owner in told.claim_owners.values() if owner is not None]
     return replace(
         told,
-        epochs=told.epochs | {Epoch.LOST: why},
-        claims={claim.device: claim for claim in claims},
+        facts=told.facts | {Fact.LOST: why},
+        allocations={allocation.device: allocation for allocation in allocations},
         regions={region: _doubted(record, why) for region, record in told.regions.items()},
-        tenancies={one.key: one for one in _tenancies(told, claims)},
-        holders={holder.uid: replace(holder, boot="") for holder in holders},
+        tenancies={one.key: one for one in _tenancies(told, allocations)},
+        claim_owners={owner.uid: replace(owner, boot="") for owner in owners},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
     )
 
 
-def twice_claimed(claims: Iterable[Claim]) -> set[CardId]:
-    """Cards that are claimed as a whole and by region (invariant 1)."""
-    devices = [claim.device for claim in claims]
+def allocated_twice(allocations: Iterable[Allocation]) -> set[CardId]:
+    """Cards that are allocated as a whole and by region (invariant 1)."""
+    devices = [allocation.device for allocation in allocations]
     whole = {card_of(device) for device in devices if is_card(device)}
     return whole & {card_of(device) for device in devices if not is_card(device)}
 
@@ -64,21 +67,55 @@ def _doubted(record: RegionRecord, why: str) -> RegionRecord:
     return replace(record, condition=Condition.DIRTY, reason=reason, afu_id=None)
 
 
-def _tenancies(told: Change, claims: Sequence[Claim]) -> Iterator[Tenancy]:
+def _tenancies(told: Change, allocations: Sequence[Allocation]) -> Iterator[Tenancy]:
     """Those that there are, used and where their allocation is gone left; and those that lack."""
-    granted = {(region, claim.generation): claim for claim in claims for region in claim.grants}
+    granted = {
+        (region, allocation.number): allocation
+        for allocation in allocations
+        for region in allocation.grants
+    }
     for key, one in told.tenancies.items():
         if one is not None:
             there = (key.region, key.allocation) in granted
             yield replace(one, used=True, left=one.left or not there)
     known = {(key.region, key.allocation) for key in told.tenancies}
-    for (region, number), claim in granted.items():
+    for (region, number), allocation in granted.items():
         if (region, number) not in known:
-            key = TenancyKey(region, number, claim.pod)
-            yield Tenancy(key, claim.grants[region].nodes, used=True)
+            key = TenancyKey(region, number, allocation.pod)
+            yield Tenancy(key, allocation.grants[region].nodes, used=True)
 
 
 # ------------------------------------------------------------------ schema 3
+
+_KINDS = {
+    "epochs": "facts",
+    "claims": "allocations",
+    "debts": "memory_clear_pending",
+    "strays": "pending_poststops",
+    "holders": "claim_owners",
+    "debugs": "debug_holds",
+    "meanings": "alias_bindings",
+}
+_FIELDS = {
+    "touched": "prestart_seen",
+    "exposed": "missed_prestart",
+    "epoch": "instance",
+    "generation": "number",
+}
+"""Of a row of `claims`."""
+
+
+def row_of_schema_3(kind: object, value: object) -> tuple[object, object]:
+    """A row's kind and value under their present names.
+
+    Raises:
+        ValueError: the value is no JSON.
+    """
+    if kind == "claims" and isinstance(value, str):
+        told = msgspec.json.decode(value)
+        if isinstance(told, dict):
+            value = msgspec.json.encode({_FIELDS.get(k, k): v for k, v in told.items()}).decode()
+    return _KINDS.get(kind, kind) if isinstance(kind, str) else kind, value
 
 
 class _Record(msgspec.Struct):
@@ -98,17 +135,18 @@ class _Holder(msgspec.Struct):
 def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
     """The same with the tenancies that schema 3 had in other forms, and numbers of its own.
 
-    There a claim's generation meant something in one life of the plugin only. Former owners were
-    noted with the regions' records, nodes in their hands as loans, a ResourceClaim's pods with it.
+    There an allocation's number meant something in one run of the plugin only. Pods that had a
+    region before were noted with its record, the nodes that they may have open as loans, and the
+    pods of a ResourceClaim with the claim.
 
     Args:
         told: what of the rows is as it is now.
         rows: all of them.
     """
     numbers = itertools.count(1)
-    claims: dict[DeviceId, Claim | None] = {
-        device: claim and replace(claim, generation=next(numbers))
-        for device, claim in told.claims.items()
+    allocations: dict[DeviceId, Allocation | None] = {
+        device: allocation and replace(allocation, number=next(numbers))
+        for device, allocation in told.allocations.items()
     }
     tenancies: dict[TenancyKey, Tenancy | None] = {}
     former: dict[tuple[RegionId, PodUid], list[Path]] = {}
@@ -122,18 +160,18 @@ def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
                     loan = _LOAN.decode(key)
                     region = parse_region_id(loan.region)
                     former.setdefault((region, loan.pod), []).append(loan.node)
-                case "holders" if holder := told.holders.get(key):
-                    of = [claim for d in holder.devices if (claim := claims.get(d))]
-                    for pod, claim in itertools.product(_HOLDER.decode(value).pods, of):
-                        for region, grant in claim.grants.items():
-                            now = TenancyKey(region, claim.generation, pod)
+                case "holders" if owner := told.claim_owners.get(key):
+                    of = [allocation for d in owner.devices if (allocation := allocations.get(d))]
+                    for pod, allocation in itertools.product(_HOLDER.decode(value).pods, of):
+                        for region, grant in allocation.grants.items():
+                            now = TenancyKey(region, allocation.number, pod)
                             tenancies[now] = Tenancy(now, grant.nodes, used=True)
         except (ValueError, TypeError):
             continue
     for (region, pod), nodes in former.items():
         left = TenancyKey(region, next(numbers), pod)
         tenancies[left] = Tenancy(left, tuple(nodes), used=True, left=True)
-    return replace(told, claims=claims, tenancies=tenancies)
+    return replace(told, allocations=allocations, tenancies=tenancies)
 
 
 # Made at import: see kubernetes/kubelet/checkpoint.py.

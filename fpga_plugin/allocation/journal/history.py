@@ -1,4 +1,4 @@
-"""What happened to each region: the last claims, programmings, scrubs and refusals, for people.
+"""What happened to each region: the last allocations, programmings, scrubs and refusals.
 
 A table of its own in the journal's file. Nothing is decided by it: it is written after the event,
 never in an event's own step, and what cannot be written or read is left out. It stays small by
@@ -48,7 +48,7 @@ class Kind(enum.StrEnum):
     CLAIMED = "claimed"
     """Allocate granted the region, or its card."""
     RELEASED = "released"
-    """The claim ended; `seconds` is how long it held."""
+    """The allocation ended; `seconds` is how long it held."""
     PROGRAMMED = "programmed"
     SCRUBBED = "scrubbed"
     REFUSED = "refused"
@@ -62,7 +62,7 @@ class Event:
 
     Attributes:
         at: Unix time.
-        seconds: how long it took, or a claim held; None where that says nothing.
+        seconds: how long it took, or an allocation lasted; None where that says nothing.
         pod: whose; None where it is not known.
         name: what the pod is called, as namespace and name; empty where it is not known.
         afu_id: what the region's AFU id read afterwards.
@@ -115,7 +115,7 @@ def prepare(db: sqlite3.Connection) -> int:
     if last is None:
         return 0
     if not isinstance(last, int) or not 0 < last < _MOST_EVENTS:
-        db.execute("DELETE FROM history")  # never a reason to doubt the claims
+        db.execute("DELETE FROM history")  # never a reason to doubt the allocations
         return 0
     db.execute("DELETE FROM history WHERE id <= ?", (last - MOST_ROWS,))
     return last

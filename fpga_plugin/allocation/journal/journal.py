@@ -1,11 +1,11 @@
-"""The journal: claims and conditions in SQLite, so that the plugin may die at any instant.
+"""The journal: allocations and conditions in SQLite, so that the plugin may die at any instant.
 
 WAL with synchronous NORMAL: a committed transaction survives the death of the process, which is
 all that it has to survive (after a reboot nothing that it says about conditions holds), and costs
 no disk wait. Writes happen on the event loop, one short transaction a step, before the step is
 answered or begun; the write-ahead log is folded into the database by `checkpoint`, from a thread.
 Only the first commit after a complete fold waits for the disk, once: SQLite syncs the header of the
-log that begins anew, and shortens its file.
+log that begins again, and shortens its file.
 """
 
 import os
@@ -21,9 +21,9 @@ from typing import Final, Protocol
 import structlog
 
 from fpga_plugin.allocation.journal import history, rows
-from fpga_plugin.allocation.journal.doubt import doubted, twice_claimed
+from fpga_plugin.allocation.journal.doubt import allocated_twice, doubted
 from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker
-from fpga_plugin.allocation.journal.records import Change, Epoch
+from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.host.file_identity import Inode, inode_at
 
@@ -69,7 +69,7 @@ class Journal:
         doubt: why it is in doubt (`fpga_plugin.allocation.journal.doubt`); empty: it is not.
         left_out: rows that made no sense and were taken out of it, for people.
         set_aside: where an unreadable predecessor was moved to, or a copy of it as it was.
-        marker: what the last life of the plugin served.
+        marker: what the last run of the plugin served.
     """
 
     def __init__(self, path: str, marker: Marker | None = None) -> None:
@@ -170,7 +170,7 @@ class Journal:
         db.execute("PRAGMA synchronous = NORMAL")
         # A checkpoint waits for the disk: never inside a step.
         db.execute("PRAGMA wal_autocheckpoint = 0")
-        # A log that was folded in begins anew in the same file, which SQLite never shortens else.
+        # A log that was folded in begins again in the same file, which SQLite never shortens else.
         db.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG}")
         # The first reading makes the log. SQLite has it open from then on, and makes no other one
         # while the database is open: it only shortens it.
@@ -180,8 +180,15 @@ class Journal:
 
     def _load(self, db: sqlite3.Connection) -> Change:
         loaded = rows.load(db)
-        claims = [claim for claim in loaded.snapshot.claims.values() if claim is not None]
-        twice = (f"claims on {card}, as a whole and by region" for card in twice_claimed(claims))
+        allocations = [
+            allocation
+            for allocation in loaded.snapshot.allocations.values()
+            if allocation is not None
+        ]
+        twice = (
+            f"allocations on {card}, as a whole and by region"
+            for card in allocated_twice(allocations)
+        )
         self.left_out = (*loaded.left_out, *twice)
         self.doubt = self.doubt or self._doubt(loaded)
         self._commits = max(loaded.commits, self.marker.counted)
@@ -192,13 +199,13 @@ class Journal:
             if self.doubt:
                 snapshot = doubted(snapshot, self.doubt)
             self._rewrite(db, snapshot, identity, copy=bool(loaded.snapshot or loaded.left_out))
-        self.marker.begin(identity, self._commits, claims=self._claims(snapshot))
+        self.marker.begin(identity, self._commits, claims=self._resource_claims(snapshot))
         return snapshot
 
-    def _claims(self, snapshot: Change) -> bool:
+    def _resource_claims(self, snapshot: Change) -> bool:
         """Whether ResourceClaims may have devices; what a journal in doubt lost, the marker has."""
         lost = self.doubt and self.marker.last is not None and self.marker.last.claims
-        return bool(snapshot.holders or snapshot.epochs.get(Epoch.CLAIMS) or lost)
+        return bool(snapshot.claim_owners or snapshot.facts.get(Fact.RESOURCE_CLAIMS) or lost)
 
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""
@@ -342,11 +349,11 @@ class Journal:
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database; waits for the disk, so call from a thread.
 
-        The log begins anew only where all of it was folded in when somebody writes next. A busy
-        plugin writes while this waits for the disk, which SQLite does not tell: what came
+        The log begins again only where all of it was folded in when somebody writes next. A busy
+        plugin writes while this waits for the disk, which SQLite does not say: what came
         meanwhile is less each time. Nothing begins where nothing was written since: until 3.51.3 a
         checkpoint of a log that is folded in may damage the database if a write begins the log
-        anew at that instant (sqlite.org/wal.html#walresetbug).
+        again at that instant (sqlite.org/wal.html#walresetbug).
         """
         if not os.path.exists(self.path):  # opening it would make one
             return

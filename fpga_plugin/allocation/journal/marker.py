@@ -5,7 +5,7 @@ the database as it was some transactions ago, without an error, and each row of 
 does a state directory that was put back from a copy, or another one. A region that was programmed
 since reads as journalled clean then. So each journal has an id, and every transaction counts itself
 in the journal, and after the commit here: beside the lock below kubelet's directory, which does not
-travel with the state directory. What that tells of a journal, `journal` says.
+travel with the state directory. What that says of a journal, `journal` says.
 
 The process may die between commit and count: then the journal is ahead, which is no loss. The file
 is not synced, as the journal is not: after a reboot nothing that the journal says about conditions
@@ -37,7 +37,7 @@ _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a life of the plugin served kubelet.
+    """How a run of the plugin served kubelet.
 
     Attributes:
         api: `device-plugin` or `dra` (FPGA_PLUGIN_MODE).

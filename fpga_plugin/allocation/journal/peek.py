@@ -22,12 +22,12 @@ class Peek:
     Attributes:
         owners: CLAIMED or STARTED, by the device that is claimed.
         conditions: condition and reason, by region.
-        debts: cards whose memory is not cleared yet.
+        memory_clear_pending: cards whose memory is not cleared yet.
     """
 
     owners: Mapping[str, Ownership] = field(default_factory=dict)
     conditions: Mapping[str, tuple[Condition, str]] = field(default_factory=dict)
-    debts: frozenset[str] = frozenset()
+    memory_clear_pending: frozenset[str] = frozenset()
 
 
 def peek(state_dir: str) -> Peek:
@@ -59,7 +59,11 @@ def peek(state_dir: str) -> Peek:
         ) from error
     told = loaded.snapshot
     return Peek(
-        {device: claim.ownership for device, claim in told.claims.items() if claim is not None},
+        {
+            device: allocation.ownership
+            for device, allocation in told.allocations.items()
+            if allocation is not None
+        },
         {region: (record.condition, record.reason) for region, record in told.regions.items()},
-        frozenset(card for card, owes in told.debts.items() if owes),
+        frozenset(card for card, owes in told.memory_clear_pending.items() if owes),
     )

@@ -1,4 +1,4 @@
-"""What the ledger remembers: claims and the condition of regions, as values.
+"""What the ledger remembers: allocations and the condition of regions, as values.
 
 These are also the rows of the journal: everything in them outlives the process. What the types say
 of sizes and forms holds for what is read from there (`rows`); between fields, `rows` looks itself.
@@ -12,23 +12,15 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
-from fpga_plugin.ids import (
-    AfuId,
-    CardId,
-    ClaimUid,
-    DeviceId,
-    InterfaceId,
-    PodUid,
-    RegionId,
-    ResourceName,
-)
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
-"""PreStarts or PostStops of one claim."""
+"""PreStarts or PostStops of one allocation."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 """Of an allocation, counted up in one journal."""
@@ -70,7 +62,7 @@ CLEAN = frozenset({Condition.BLANK, Condition.UNBLANKED})
 
 
 class Mode(enum.StrEnum):
-    """How a card is used; derived from its claims, never stored."""
+    """How a card is used; derived from its allocations, never stored."""
 
     FREE = "free"
     PARTITIONED = "partitioned"
@@ -95,25 +87,26 @@ class RegionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A device that Allocate granted.
+class Allocation:
+    """A device and its owner: what Allocate or Prepare granted.
 
     Attributes:
         device: the card or region.
         resource: the resource under which it was granted.
         grants: what Allocate answered for each region (invariant 10).
         started: a PreStart succeeded.
-        touched: a PreStart was seen since the last Allocate, successful or not.
-        exposed: a container may have run without a PreStart that is known (kubelet skips it after
-            its restart until the plugin registers again, the node may have rebooted, or a damaged
-            journal lost it).
-        pod: the owner, once kubelet's records told.
-        epoch: kubelet's life in which the claim was made; empty where PreStarts and PostStops
-            cannot be compared any more, since some may not have been seen.
+        prestart_seen: a PreStart was seen since the last Allocate, successful or not.
+        missed_prestart: a container may have run without a PreStart that the plugin saw. Kubelet
+            sends none after its restart until the plugin registers again; the node may have
+            rebooted; a damaged journal may have lost it.
+        pod: the owner, once kubelet's records name it.
+        instance: the kubelet instance in which the allocation was made; empty where PreStarts and
+            PostStops cannot be compared any more, since some may not have been seen.
         prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
-            by then and will report its removal. Begins with the strays of earlier claims.
+            by then and will report its removal. Begins with the PostStops of earlier allocations
+            that are still pending.
         poststops: PostStops seen.
-        generation: the claim's number; no other claim or tenancy in the journal has it.
+        number: no other allocation in the journal has it, nor ever will.
         since: Unix time of the grant, for people; 0 where it is not known.
     """
 
@@ -121,13 +114,13 @@ class Claim:
     resource: ResourceName
     grants: Mapping[RegionId, Grant] = field(hash=False)
     started: bool = False
-    touched: bool = False
-    exposed: bool = False
+    prestart_seen: bool = False
+    missed_prestart: bool = False
     pod: Uid | None = None
-    epoch: Text = ""
+    instance: Text = ""
     prestarts: Count = 0
     poststops: Count = 0
-    generation: Number = field(default=0, compare=False)
+    number: Number = field(default=0, compare=False)
     since: Time = field(default=0.0, compare=False)
 
     @property
@@ -148,7 +141,7 @@ class Claim:
 
         Else none can have it before its PreStart is answered with OK: kubelet asks for one.
         """
-        return self.started or self.exposed
+        return self.started or self.missed_prestart
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +164,8 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A ResourceClaim that has devices (DRA); for each of them there is a `Claim` besides.
+class ClaimOwner:
+    """A ResourceClaim that owns devices (DRA); each of them has an `Allocation` besides.
 
     Attributes:
         uid: of the claim.
@@ -180,6 +173,9 @@ class Holder:
         name: of the claim.
         devices: that were allocated to it.
         requests: for which of the claim's requests each of them is.
+        subrequests: the name with its subrequest of each request that has any (`main/sub`).
+        pod_claim: what the pod calls the claim for which it was made by a template;
+            empty: none.
         driver: under whose name it was allocated, which is that of kubelet's record of it, too.
         file: path of its CDI file.
         boot: of the node, in which it was prepared; empty: it is not.
@@ -197,6 +193,8 @@ class Holder:
     boot: Text = ""
     prepared: Mapping[RegionId, Prepared] = field(default_factory=dict, hash=False)
     ended: bool = False
+    subrequests: Mapping[Text, Text] = field(default_factory=dict, hash=False)
+    pod_claim: Text = ""
 
     @property
     def full_name(self) -> str:
@@ -210,7 +208,7 @@ class TenancyKey:
 
     Attributes:
         region: that was granted.
-        allocation: by which allocation (`Claim.generation`): each Allocate begins another tenancy,
+        allocation: by which allocation (`Allocation.number`): each Allocate begins another tenancy,
             also for a pod of the same uid, as a static pod that comes again.
         pod: whose processes; None: kubelet's records have not named the pod.
     """
@@ -270,7 +268,7 @@ class TenantImage:
 
     Attributes:
         region: which region.
-        afu_id: as which it reads; None: it may be any, since the journal does not tell.
+        afu_id: as which it reads; None: it may be any, since the journal does not say.
     """
 
     region: RegionId
@@ -278,11 +276,11 @@ class TenantImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Debug:
-    """A region whose owner asks to find it as it was, should its container fail.
+class DebugHold:
+    """A region that is kept as its container left it, should the container fail.
 
-    Written with the start of the container; from then on it is the region's until a scrub, another
-    owner or another boot of the node ends it.
+    Written with the start of the container. A scrub, another owner or another boot of the node ends
+    it.
 
     Attributes:
         region: which region.
@@ -307,11 +305,11 @@ class Debug:
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What a resource is of that has an alias in its name.
+class AliasBinding:
+    """The interface id that an alias in a resource's name stands for.
 
     Attributes:
-        interface_id: for which the alias stands.
+        interface_id: which.
         current: whether free devices are listed under it; else it is left to pods that have some.
     """
 
@@ -319,21 +317,21 @@ class Meaning:
     current: bool
 
 
-class Epoch(enum.StrEnum):
-    """Whose life a value of `Change.epochs` names."""
+class Fact(enum.StrEnum):
+    """What a value of `Change.facts` says: of node, kubelet or journal."""
 
     BOOT = "boot"
-    """The node's: in it the conditions held."""
+    """The boot id of the node in which the conditions held."""
     KUBELET = "kubelet"
-    """Kubelet's last known one."""
+    """The last kubelet instance that the plugin found."""
     ENVIRONMENT = "environment"
-    """Kubelet's, in which it last sent an environment in PreStart."""
-    CLAIMS = "claims"
-    """DRA's: ResourceClaims may have devices that the journal lost; why. Ends once kubelet's record
-    of claims was read."""
+    """The kubelet instance that last sent an environment in PreStart."""
+    RESOURCE_CLAIMS = "resource_claims"
+    """Why ResourceClaims may have devices that the journal lost. Ends once the plugin has read
+    kubelet's record of claims."""
     LOST = "lost"
-    """A journal's, of which something was lost; says what. What was on regions that are not in this
-    one nobody knows, however much later they are found."""
+    """What an earlier journal lost. What is on regions that this journal lacks is unknown, however
+    much later they are found."""
 
 
 @dataclass(slots=True)
@@ -344,34 +342,34 @@ class Change:
     field is a kind of row (`rows`).
 
     Attributes:
-        epochs: of node, kubelet and journal.
-        claims: in force.
+        facts: of node, kubelet and journal.
+        allocations: in force.
         regions: conditions.
-        debts: cards with an open memory debt.
+        memory_clear_pending: cards whose on-card memory is to be cleared.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
         tenancies: pods whose processes may have a region's nodes open.
         resources: every resource ever registered.
-        strays: PostStops of ended claims that may still come.
-        holders: ResourceClaims that have devices.
+        pending_poststops: PostStops of ended allocations that may still come.
+        claim_owners: ResourceClaims that own devices.
         images: of owners, that may still be on their regions.
-        debugs: regions that are to be kept as they are, should their container fail.
-        meanings: of resources with an alias in their names.
+        debug_holds: regions that are to be kept as they are, should their container fail.
+        alias_bindings: of resources with an alias in their names.
     """
 
-    epochs: dict[Epoch, str] = field(default_factory=dict)
-    claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
+    facts: dict[Fact, str] = field(default_factory=dict)
+    allocations: dict[DeviceId, Allocation | None] = field(default_factory=dict)
     regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
-    debts: dict[CardId, bool] = field(default_factory=dict)
+    memory_clear_pending: dict[CardId, bool] = field(default_factory=dict)
     drained: dict[CardId, bool] = field(default_factory=dict)
     rebinding: dict[CardId, bool] = field(default_factory=dict)
     tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
-    strays: dict[DeviceId, int] = field(default_factory=dict)
-    holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
+    pending_poststops: dict[DeviceId, int] = field(default_factory=dict)
+    claim_owners: dict[ClaimUid, ClaimOwner | None] = field(default_factory=dict)
     images: dict[TenantImage, bool] = field(default_factory=dict)
-    debugs: dict[RegionId, Debug | None] = field(default_factory=dict)
-    meanings: dict[ResourceName, Meaning | None] = field(default_factory=dict)
+    debug_holds: dict[RegionId, DebugHold | None] = field(default_factory=dict)
+    alias_bindings: dict[ResourceName, AliasBinding | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

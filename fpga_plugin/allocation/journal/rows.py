@@ -1,7 +1,7 @@
 """How the ledger's values look in the journal: one table, a row for each value.
 
 A row is its kind, which is a field of `Change`, its key, and its value as JSON. The values' own
-types say what may be in them, so a new field of `Claim` is written, read and checked without
+types say what may be in them, so a new field of `Allocation` is written, read and checked without
 a line here; `SCHEMA_VERSION` goes up with it.
 
 What is read is checked like any foreign input: a row that this plugin would not have written is
@@ -17,15 +17,15 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.allocation.journal import history
-from fpga_plugin.allocation.journal.doubt import of_schema_3
+from fpga_plugin.allocation.journal.doubt import of_schema_3, row_of_schema_3
 from fpga_plugin.allocation.journal.records import (
+    AliasBinding,
+    Allocation,
     Change,
-    Claim,
+    ClaimOwner,
     Count,
-    Debug,
-    Epoch,
-    Holder,
-    Meaning,
+    DebugHold,
+    Fact,
     RegionRecord,
     Tenancy,
     TenancyKey,
@@ -34,17 +34,8 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, names_kind_of, parse_region_id
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import (
-    CardId,
-    ClaimUid,
-    DeviceId,
-    RegionId,
-    ResourceName,
-    aliased_name,
-    kind_of,
-    parse_claim_uid,
-    parse_device_id,
-)
+from fpga_plugin.ids import CardId, DeviceId, RegionId, aliased_name, kind_of, parse_device_id
+from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 SCHEMA_VERSION: Final = 4
 """In the file's `user_version`; of the form of all rows, so of each type that is in one."""
@@ -126,7 +117,7 @@ def check(db: sqlite3.Connection) -> None:
         ValueError: it is of another form, or its pages do not fit together.
         sqlite3.Error: it cannot be read.
     """
-    (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()  # 0.5 ms for 1000 claims
+    (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()  # 0.5 ms for 1000 allocations
     if verdict != "ok":
         msg = f"it is damaged: {quote(verdict)}"
         raise ValueError(msg)
@@ -153,6 +144,8 @@ def load(db: sqlite3.Connection) -> Loaded:
                 continue
             if kind in _GONE and version == _LOANS:
                 continue
+            if version == _LOANS:
+                kind, value = row_of_schema_3(kind, value)  # noqa: PLW2901  # under present names
             parsed, content = _parse(kind, key, value, exactly=version == SCHEMA_VERSION)
         except (ValueError, RecursionError) as error:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")
@@ -248,12 +241,12 @@ def _json(value: object) -> str:
     return _ENCODER.encode(value).decode()
 
 
-def _check_claim(device: DeviceId, claim: Claim) -> None:
-    ours = all(device in {parse_region_id(region), card_of(region)} for region in claim.grants)
-    if claim.device != device or not claim.grants or not ours:
-        _nonsense(claim.grants)
-    if not names_kind_of(claim.resource, device):
-        _nonsense(claim.resource)
+def _check_allocation(device: DeviceId, allocation: Allocation) -> None:
+    ours = all(device in {parse_region_id(region), card_of(region)} for region in allocation.grants)
+    if allocation.device != device or not allocation.grants or not ours:
+        _nonsense(allocation.grants)
+    if not names_kind_of(allocation.resource, device):
+        _nonsense(allocation.resource)
 
 
 def _check_record(region: RegionId, record: RegionRecord) -> None:
@@ -266,18 +259,18 @@ def _check_tenancy(key: TenancyKey, tenancy: Tenancy) -> None:
         _nonsense(tenancy.key)
 
 
-def _check_debug(region: RegionId, debug: Debug) -> None:
+def _check_debug(region: RegionId, debug: DebugHold) -> None:
     if debug.region != region:
         _nonsense(debug.region)
 
 
-def _check_holder(uid: ClaimUid, holder: Holder) -> None:
-    if holder.uid != uid or not holder.devices or len(set(holder.devices)) < len(holder.devices):
-        _nonsense(holder.devices)
-    for device in holder.devices:
+def _check_claim_owner(uid: ClaimUid, owner: ClaimOwner) -> None:
+    if owner.uid != uid or not owner.devices or len(set(owner.devices)) < len(owner.devices):
+        _nonsense(owner.devices)
+    for device in owner.devices:
         parse_device_id(device)
-    if not holder.requests.keys() <= set(holder.devices):
-        _nonsense(holder.requests)
+    if not owner.requests.keys() <= set(owner.devices):
+        _nonsense(owner.requests)
 
 
 def _card(text: str) -> CardId:
@@ -342,18 +335,18 @@ _ABOUT: Final[Mapping[str, Callable[[object], Any]]] = {
 }
 
 _KINDS: Final[Mapping[str, _Kind]] = {
-    "epochs": _Kind(Epoch, msgspec.json.Decoder(Text)),
-    "claims": _Kind(parse_device_id, msgspec.json.Decoder(Claim), _check_claim),
+    "facts": _Kind(Fact, msgspec.json.Decoder(Text)),
+    "allocations": _Kind(parse_device_id, msgspec.json.Decoder(Allocation), _check_allocation),
     "regions": _Kind(parse_region_id, msgspec.json.Decoder(RegionRecord), _check_record),
-    "debts": _Kind(_card, _FLAG),
+    "memory_clear_pending": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
     "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), _check_tenancy),
     "resources": _Kind(_resource, _FLAG),
-    "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
-    "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(Holder), _check_holder),
+    "pending_poststops": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
+    "claim_owners": _Kind(parse_claim_uid, msgspec.json.Decoder(ClaimOwner), _check_claim_owner),
     "images": _Kind(_image, _FLAG),
-    "debugs": _Kind(parse_region_id, msgspec.json.Decoder(Debug), _check_debug),
-    "meanings": _Kind(_aliased, msgspec.json.Decoder(Meaning)),
+    "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), _check_debug),
+    "alias_bindings": _Kind(_aliased, msgspec.json.Decoder(AliasBinding)),
 }
 """By the field of `Change`."""

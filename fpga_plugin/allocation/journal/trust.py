@@ -1,10 +1,10 @@
 """Which part of a change takes trust away, and which gives it: chosen here, and nowhere else.
 
-What takes trust away only ever makes the ledger refuse more: a region is DIRTY or FAULTED, a claim
-may have been used, a pod uses a region, an image is on it, memory is to be cleared, a card is out
-of service. It holds in memory at once, written or not. All else gives some: a region is clean or
-programmed, a device has an owner or none, a pod is gone. So do the first step of work on hardware
-and a hand-over: they hold, and go on, only once they are written (`State.commit`).
+What takes trust away only ever makes the ledger refuse more: a region is DIRTY or FAULTED, an
+allocation may have been used, a pod uses a region, an image is on it, memory is to be cleared, a
+card is out of service. It holds in memory at once, written or not. All else gives some: a region is
+clean or programmed, a device has an owner or none, a pod is gone. So do the first step of work on
+hardware and a hand-over: they hold, and go on, only once they are written (`State.commit`).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,29 +12,30 @@ from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
 from fpga_plugin.allocation.journal.records import (
+    Allocation,
     Change,
-    Claim,
+    ClaimOwner,
     Condition,
-    Epoch,
-    Holder,
+    Fact,
     RegionRecord,
     Tenancy,
     TenancyKey,
 )
-from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
 
 
 class Known(Protocol):
     """What holds before the change."""
 
-    claims: dict[DeviceId, Claim]
-    holders: dict[ClaimUid, Holder]
+    allocations: dict[DeviceId, Allocation]
+    claim_owners: dict[ClaimUid, ClaimOwner]
 
     @property
     def tenancies(self) -> Mapping[TenancyKey, Tenancy]:
         """All that are in force."""
 
-    def claim_of(self, key: TenancyKey) -> Claim | None:
+    def allocation_of(self, key: TenancyKey) -> Allocation | None:
         """The allocation of a tenancy; None: it ended, or is not made yet."""
 
 
@@ -49,24 +50,27 @@ def parted(change: Change, known: Known) -> tuple[Change, Change]:
     return taking, giving
 
 
-def _epoch(_known: Known, _taking: Change, epoch: Epoch, told: str) -> bool:
-    return epoch in {Epoch.KUBELET, Epoch.LOST} or (epoch is Epoch.CLAIMS and bool(told))
+def _fact(_known: Known, _taking: Change, fact: Fact, told: str) -> bool:
+    return fact in {Fact.KUBELET, Fact.LOST} or (fact is Fact.RESOURCE_CLAIMS and bool(told))
 
 
-def _claim(known: Known, _taking: Change, device: DeviceId, claim: Claim | None) -> bool:
+def _allocation(
+    known: Known, _taking: Change, device: DeviceId, allocation: Allocation | None
+) -> bool:
     """One that kubelet's records show takes its device from others; one in force is used more."""
-    if claim is None:
+    if allocation is None:
         return False
-    before = known.claims.get(device)
+    before = known.allocations.get(device)
     if before is None:
-        return claim.exposed
+        return allocation.missed_prestart
     return (
-        claim.generation == before.generation
-        and claim.poststops == before.poststops
-        and claim.prestarts >= before.prestarts
-        and (claim.exposed, claim.touched) >= (before.exposed, before.touched)
-        and claim.started <= before.started
-        and before.pod in {None, claim.pod}
+        allocation.number == before.number
+        and allocation.poststops == before.poststops
+        and allocation.prestarts >= before.prestarts
+        and (allocation.missed_prestart, allocation.prestart_seen)
+        >= (before.missed_prestart, before.prestart_seen)
+        and allocation.started <= before.started
+        and before.pod in {None, allocation.pod}
     )
 
 
@@ -85,18 +89,20 @@ def _tenancy(known: Known, taking: Change, key: TenancyKey, tenancy: Tenancy | N
     before = known.tenancies.get(key)
     if before is not None:
         return tenancy.used >= before.used and tenancy.left <= before.left
-    made = (claim.generation for claim in taking.claims.values() if claim is not None)
-    return known.claim_of(key) is not None or key.allocation in made
+    made = (
+        allocation.number for allocation in taking.allocations.values() if allocation is not None
+    )
+    return known.allocation_of(key) is not None or key.allocation in made
 
 
-def _holder(known: Known, taking: Change, uid: ClaimUid, holder: Holder | None) -> bool:
+def _claim_owner(known: Known, taking: Change, uid: ClaimUid, owner: ClaimOwner | None) -> bool:
     """It is not prepared any more, or kubelet's record shows it with devices that are adopted."""
-    if holder is None or holder.boot or holder.ended:
+    if owner is None or owner.boot or owner.ended:
         return False
-    before = known.holders.get(uid)
+    before = known.claim_owners.get(uid)
     if before is not None and not before.ended:
-        return holder == replace(before, boot="")
-    return all(device in taking.claims for device in holder.devices)
+        return owner == replace(before, boot="")
+    return all(device in taking.allocations for device in owner.devices)
 
 
 def _flag(_known: Known, _taking: Change, _key: object, on: object) -> bool:
@@ -108,18 +114,18 @@ def _no(_known: Known, _taking: Change, _key: object, _value: object) -> bool:
 
 
 _TAKES: Final[Mapping[str, Callable[[Known, Change, Any, Any], bool]]] = {
-    "epochs": _epoch,
-    "claims": _claim,
+    "facts": _fact,
+    "allocations": _allocation,
     "regions": _region,
-    "debts": _flag,
+    "memory_clear_pending": _flag,
     "drained": _flag,
     "rebinding": _no,  # the step is the rebind
     "tenancies": _tenancy,
     "resources": _flag,
-    "strays": _no,
-    "holders": _holder,
+    "pending_poststops": _no,
+    "claim_owners": _claim_owner,
     "images": _flag,
-    "debugs": _no,
-    "meanings": _no,
+    "debug_holds": _no,
+    "alias_bindings": _no,
 }
-"""By the field of `Change`, in its order: a claim's tenancies and holder come after it."""
+"""By the field of `Change`, in its order: an allocation's tenancies and owner come after it."""

@@ -6,7 +6,7 @@ names ends, as everywhere: its processes are waited for before its region is scr
 
 Kubelet itself counts such a pod's devices as in use, too, until somebody calls PodResources List
 (pkg/kubelet/cm/devicemanager: UpdateAllocatedDevices), and keeps pods waiting that ask for the
-resource by limits. So it is called once in a life of the plugin, when no such claim is left.
+resource by limits. So it is called once in a run of the plugin, when no such allocation is left.
 """
 
 import asyncio
@@ -19,17 +19,18 @@ from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, PodUid
+from fpga_plugin.ids import CardId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
 
 class DevicePluginLeftovers:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
-        ledger: whose claims end.
+        ledger: whose allocations end.
         cgroups: tell which pods are gone.
         owners: compares the ledger with kubelet's checkpoint.
         pods: kubelet's records.
@@ -60,20 +61,22 @@ class DevicePluginLeftovers:
     @property
     def waits(self) -> bool:
         """Whether another look may find something."""
-        left = self._owners.doubtful or self._ledger.pod_claims() or self._uncounted
+        left = self._owners.doubtful or self._ledger.pod_allocations() or self._uncounted
         return bool(self.problem or left)
 
     async def look(self) -> bool:
         """Compare the ledger with kubelet's checkpoint; returns whether that could be read."""
         try:
             checkpoint = await self._owners.read()
-            claims = self._ledger.pod_claims()
-            named = {c.device: {e.pod_uid for e in checkpoint.holders(c.device)} for c in claims}
+            allocations = self._ledger.pod_allocations()
+            named = {
+                c.device: {e.pod_uid for e in checkpoint.holders(c.device)} for c in allocations
+            }
             pods = set[PodUid]().union(*named.values())
             gone = await asyncio.to_thread(known_gone, self._cgroups, pods)
-            for claim in claims:
-                if named[claim.device] <= gone:
-                    release(self._ledger, self._queue, claim.resource, [claim.device])
+            for allocation in allocations:
+                if named[allocation.device] <= gone:
+                    release(self._ledger, self._queue, allocation.resource, [allocation.device])
         except FpgaPluginError as error:
             if self.problem != str(error):
                 self.problem = str(error)
@@ -82,7 +85,7 @@ class DevicePluginLeftovers:
                 )
             return False
         self.problem = ""
-        if self._ledger.pod_claims():
+        if self._ledger.pod_allocations():
             self._uncounted = self._pods.podresources is not None
         elif self._uncounted:
             await self._have_kubelet_count()

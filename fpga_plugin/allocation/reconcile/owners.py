@@ -2,9 +2,9 @@
 
 At the first answer of each kubelet, at each later one, and right after each Allocate, which names
 no pod. Whatever the plugin knew before (a lost or exchanged journal, a card that was put in, a pod
-of another setting or API): a device that the checkpoint names and the ledger lacks is adopted, a
-claim whose pod is not known gets its pod, and one of another pod is released and made again. Until
-a card was compared nothing of it is given out (`Ledger.unreconciled`).
+of another setting or API): a device that the checkpoint names and the ledger lacks is adopted, an
+allocation whose pod is not known gets its pod, and one of another pod is released and made again.
+Until a card was compared nothing of it is given out (`Ledger.unreconciled`).
 
 An entry does not count if a call about the device was answered since kubelet wrote it: kubelet
 writes its checkpoint after it has its answer, and until then an entry may be that of a pod that
@@ -28,9 +28,10 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import granted_nodes
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import CardId, DeviceId, PodUid, is_device_id
+from fpga_plugin.ids import CardId, DeviceId, is_device_id
 from fpga_plugin.kubernetes.cgroup import PodCgroups, known_gone
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry, Stamp
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
@@ -43,7 +44,7 @@ _UNREADABLE: Final[Stamp] = (0, 0, 0)
 
 
 class Owners:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         ledger: gets the owners.
@@ -51,7 +52,7 @@ class Owners:
         pods: reads kubelet's checkpoint.
 
     Attributes:
-        adopted: how many claims were made of what the checkpoint names.
+        adopted: how many allocations were made of what the checkpoint names.
     """
 
     def __init__(self, ledger: Ledger, cgroups: PodCgroups, pods: PodDirectory) -> None:
@@ -79,7 +80,7 @@ class Owners:
         self._wake.set()
 
     def new_kubelet(self) -> None:
-        """It starts containers without PreStart: high time to know whose claims these are."""
+        """It starts containers without PreStart: high time to know whose allocations these are."""
         self._at_once = True
         self._wake.set()
 
@@ -91,8 +92,8 @@ class Owners:
 
     @property
     def unknown(self) -> bool:
-        """Whether there is a claim without a pod."""
-        return any(claim.pod is None for claim in self._ledger.pod_claims())
+        """Whether there is an allocation without a pod."""
+        return any(allocation.pod is None for allocation in self._ledger.pod_allocations())
 
     @property
     def new_cards(self) -> bool:
@@ -115,8 +116,8 @@ class Owners:
     async def read(self) -> Checkpoint:
         """Compare the ledger with kubelet's checkpoint; returns what was read.
 
-        A stale entry is released later. What cannot become a claim keeps its card from being given
-        out, and is tried again until it can, or kubelet has forgotten it.
+        A stale entry is released later. What cannot become an allocation keeps its card from being
+        given out, and is tried again until it can, or kubelet has forgotten it.
 
         Raises:
             NoSourceError: the checkpoint cannot be read.
@@ -132,12 +133,12 @@ class Owners:
 
     def _strangers(self, named: Mapping[DeviceId, "_Holders"]) -> set[PodUid]:
         """Pods that the ledger does not have as the owners of what the checkpoint names."""
-        claims = self._ledger.claims
+        allocations = self._ledger.allocations
         return {
             pod
             for device, pods in named.items()
             for pod in pods
-            if (claim := claims.get(device)) is None or claim.pod not in {None, pod}
+            if (allocation := allocations.get(device)) is None or allocation.pod not in {None, pod}
         }
 
     def _compare(
@@ -165,8 +166,8 @@ class Owners:
                     problems[card_of(device)] = f"{device} of pod {min(holders)}: {error}"
         for card, problem in problems.items():
             if self._not_adopted.get(card) != problem:
-                log.warning("claim not adopted", card=card, error=problem)
-        ledger.allocations.keep_back(problems)
+                log.warning("allocation not adopted", card=card, error=problem)
+        ledger.device_plugin.keep_back(problems)
         self._not_adopted = problems
         self._look_for_foreign(checkpoint)
 
@@ -187,14 +188,16 @@ class Owners:
             FpgaPluginError: they cannot.
         """
         ledger = self._ledger
-        claim = ledger.claims.get(device)
-        if claim is not None and claim.pod is None:
-            pods = [p for p, of in holders.items() if any(e.resource == claim.resource for e in of)]
-            if len(pods) == 1 and ledger.holder_of(device) is None:
-                ledger.allocations.bind_pod([device], pods[0])
-                log.debug("owner of a claim found", device=device, pod=pods[0])
+        allocation = ledger.allocations.get(device)
+        if allocation is not None and allocation.pod is None:
+            pods = [
+                p for p, of in holders.items() if any(e.resource == allocation.resource for e in of)
+            ]
+            if len(pods) == 1 and ledger.claim_owner_of(device) is None:
+                ledger.device_plugin.bind_pod([device], pods[0])
+                log.debug("owner of an allocation found", device=device, pod=pods[0])
             return
-        if not holders or (claim is not None and claim.pod in holders):
+        if not holders or (allocation is not None and allocation.pod in holders):
             return
         if len(holders) > 1:
             raise RefusedError(
@@ -202,15 +205,15 @@ class Owners:
             )
         ((pod, entries),) = holders.items()
         env = {name: nodes for each in entries for name, nodes in granted_nodes(each).items()}
-        if claim is None:
+        if allocation is None:
             # Of a card that is not there yet the pod holds nodes, which another card may get.
-            ledger.allocations.adopt(entries[0].resource, device, pod, env)
-        elif ledger.holder_of(device) is not None:
+            ledger.device_plugin.adopt(entries[0].resource, device, pod, env)
+        elif ledger.claim_owner_of(device) is not None:
             raise RefusedError("a ResourceClaim has it, too")
         else:
-            ledger.allocations.bind_pod([device], pod, env)
+            ledger.device_plugin.bind_pod([device], pod, env)
         self.adopted += 1
-        log.warning("claim adopted", device=device, pod=pod)
+        log.warning("allocation adopted", device=device, pod=pod)
 
     def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
         """Keep back the cards of which another plugin's pods may have devices."""
@@ -232,7 +235,7 @@ class Owners:
     # ---------------------------------------------------------------- after an Allocate
 
     async def run(self) -> None:
-        """Look for the pods of claims, ever less often, until cancelled; with none read nothing."""
+        """Look for the pods of allocations, ever less often, until cancelled."""
         backoff = Backoff(FIRST_LOOK, LONGEST_WAIT)
         while True:
             with suppress(TimeoutError):
@@ -252,7 +255,7 @@ class Owners:
         except FpgaPluginError as error:  # a journal that cannot be written, too
             if self._said != str(error):  # once for each new reason, not once a look
                 self._said = str(error)
-                log.warning("the owners of claims cannot be read", error=str(error))
+                log.warning("the owners of allocations cannot be read", error=str(error))
         else:
             self._said = ""
 

@@ -28,7 +28,7 @@ import structlog
 from fpga_plugin.allocation.requests.identity import Identity, identify
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId, ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
@@ -37,7 +37,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
     read_stamp,
 )
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 if TYPE_CHECKING:
     from fpga_plugin.allocation.requests.environment import ContainerRequests
@@ -81,7 +81,7 @@ class PodAnswer:
 
 
 class PodDirectory:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         kubelet_dir: where kubelet's checkpoint lies.
@@ -108,14 +108,14 @@ class PodDirectory:
         self.podresources = podresources
         self.answers: Counter[str] = Counter()
         self._checkpoint = os.path.join(kubelet_dir, FILE_NAME)
-        self._prefix = prefix
+        self._ours = ours(prefix)
         self._pods_socket = pods_socket
         self._kubeconfig = kubeconfig
         self._sources: PodSources | None = None
         self._known = BoundedDict[PodUid, KnownPod](KEPT_PODS)
 
     def new_kubelet(self) -> None:
-        """Another life of kubelet, which may not have heard of its pods yet."""
+        """Another kubelet instance, which may not have heard of its pods yet."""
         if self._sources is not None:
             self._sources.new_kubelet()
 
@@ -127,7 +127,7 @@ class PodDirectory:
         Raises:
             NoSourceError: the file is there and cannot be read.
         """
-        return await asyncio.to_thread(read_checkpoint, self._checkpoint, self._prefix)
+        return await asyncio.to_thread(read_checkpoint, self._checkpoint, self._ours)
 
     def stamp(self) -> Stamp | None:
         """The checkpoint's stamp, for one system call; None: there is no file.
@@ -138,7 +138,7 @@ class PodDirectory:
         return read_stamp(self._checkpoint)
 
     async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
-        """Whose PreStart this is, as far as the checkpoint tells."""
+        """Whose PreStart this is, as far as the checkpoint reports."""
         try:
             checkpoint = await self.checkpoint()
         except FpgaPluginError as error:
@@ -156,8 +156,8 @@ class PodDirectory:
     def learn(self, uid: PodUid, name: PodName) -> None:
         """What a pod is called. Say so only of the pod that had the devices all the while.
 
-        PodResources knows no uids: a name that it tells is that of the pod which has the devices by
-        then.
+        PodResources knows no uids: a name that it reports is that of the pod which has the devices
+        by then.
         """
         known = self._known.get(uid)
         self._known[uid] = KnownPod(name) if known is None else replace(known, name=name)
@@ -170,10 +170,10 @@ class PodDirectory:
         Args:
             identity: who asks.
             devices: of the call.
-            same: raises when the devices' claims are no longer those of the call.
+            same: raises when the devices' allocations are no longer those of the call.
 
         Raises:
-            NoSourceError: nothing tells it.
+            NoSourceError: nothing reports it.
         """
         if identity.pod is not None and (known := self._known.get(identity.pod)) is not None:
             self._known.move_to_end(identity.pod)
@@ -202,7 +202,7 @@ class PodDirectory:
         """The names of the pods that have each device now, by PodResources.
 
         Raises:
-            NoSourceError: it does not tell.
+            NoSourceError: it does not say.
         """
         if self.podresources is None:
             raise NoSourceError("kubelet's PodResources API is switched off")
@@ -217,7 +217,7 @@ class PodDirectory:
         """The name of the pod that has one of these devices now, by PodResources.
 
         Raises:
-            NoSourceError: it does not tell one pod.
+            NoSourceError: it does not say one pod.
         """
         held = await self.holders()
         found = frozenset[PodName]().union(*(held.get(device, ()) for device in devices))
@@ -236,10 +236,10 @@ class PodDirectory:
 
         Args:
             uid: of the pod.
-            held: all devices of ours that it holds, by which kubelet tells its name.
+            held: all devices of ours that it holds, by which kubelet reports its name.
 
         Raises:
-            NoSourceError: nothing tells it.
+            NoSourceError: nothing reports it.
         """
         return (await self.read(uid, held)).pod
 
@@ -272,7 +272,7 @@ class PodDirectory:
                 return self._told(PodAnswer(pod=pod, source="api-server", exact=False))
         self.answers["none"] += 1
         raise NoSourceError(
-            f"kubelet sent no environment, and no source tells the spec of pod {uid}:"
+            f"kubelet sent no environment, and no source reports the spec of pod {uid}:"
             f" {'; '.join(problems)}",
             hint=sources.hint,
         )
@@ -283,7 +283,7 @@ class PodDirectory:
         """What a pod's containers ask for, and the answer of which it was made, if just now.
 
         Raises:
-            NoSourceError: nothing tells it.
+            NoSourceError: nothing reports it.
         """
         known = self._known.get(uid)
         if known is not None and known.requests is not None:
@@ -313,7 +313,7 @@ class PodDirectory:
         nothing.
 
         Raises:
-            NoSourceError: it cannot be told.
+            NoSourceError: it is unknown.
         """
         known = self._known.get(uid)
         name = None if known is None or known.requests is None else known.name
@@ -325,7 +325,7 @@ class PodDirectory:
         return answer
 
     def _doubt(self, uid: PodUid) -> None:
-        """The API server does not tell the pod by its name: ask for the name again."""
+        """The API server does not say the pod by its name: ask for the name again."""
         if uid in self._known and self._known[uid].requests is None:
             del self._known[uid]
 

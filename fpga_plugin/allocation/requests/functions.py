@@ -8,14 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fpga_plugin.allocation.requests.parse import FpgaRequest, Target
 from fpga_plugin.errors import InvalidRequestError, RefusedError
-from fpga_plugin.ids import (
-    AfuId,
-    BitstreamId,
-    InterfaceId,
-    RegionId,
-    ResourceName,
-    known_resource,
-)
+from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, RegionId, known_resource
+from fpga_plugin.kubernetes.names import ResourceName
 
 
 def assign_functions(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from fpga_plugin.kubernetes.kubelet.grants import cached_grant
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ class Identity:
     """Who holds the devices of a call.
 
     Attributes:
-        pod: None where kubelet's records do not tell, or name several.
+        pod: None where kubelet's records do not say, or name several.
         containers: those of the pod that hold all of the devices: init containers and app
             containers may share one.
         resources: every resource of ours that one of these containers holds.
@@ -60,7 +60,7 @@ class Identity:
 def identify(
     checkpoint: Checkpoint, resource: ResourceName, devices: Sequence[DeviceId]
 ) -> Identity:
-    """Whose PreStart for these devices of a resource this is, as far as the checkpoint tells."""
+    """Whose PreStart for these devices of a resource this is, as far as the checkpoint reports."""
     wanted = frozenset[str](devices)
     # A PreStart is for all devices that one container has of a resource.
     holders = [

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from fpga_plugin.allocation.requests.environment import ContainerRequests, container_requests
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import NoSuchPodError, Pod, PodSourceError
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ KEPT_PODS: Final = 512
 
 
 class PodSources:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         pods_socket: of kubelet's Pods API; None: it is not asked.
@@ -38,26 +37,26 @@ class PodSources:
         self._pods_api = None if pods_socket is None else PodsApi(pods_socket)
         self._kubeconfig = kubeconfig
         self._api_server: ApiServer | None = None
-        self._told = BoundedDict[PodUid, None](KEPT_PODS)  # by this life of kubelet
-        self._lives = 0
+        self._told = BoundedDict[PodUid, None](KEPT_PODS)  # by this kubelet instance
+        self._instances = 0
 
     def new_kubelet(self) -> None:
-        """Another life of kubelet, which has told no pod yet."""
+        """Another kubelet instance, which has told no pod yet."""
         self._told.clear()
-        self._lives += 1
+        self._instances += 1
 
     async def from_kubelet(self, uid: PodUid) -> Pod:
         """The pod, by the Pods API.
 
         Raises:
             NoSuchPodError: kubelet has no such pod, or (1.36) does not have its pods yet.
-            PodSourceError: it does not tell it, or is not asked.
+            PodSourceError: it does not say it, or is not asked.
         """
         if self._pods_api is None:
             raise PodSourceError("kubelet's Pods API is switched off")
-        lives = self._lives
+        instances = self._instances
         pod = await self._pods_api.get(uid)
-        if lives == self._lives:
+        if instances == self._instances:
             self._told[uid] = None
         return pod
 
@@ -66,7 +65,7 @@ class PodSources:
 
         Raises:
             NoSuchPodError: it says that there is no pod of this name.
-            PodSourceError: it does not tell it, or the name is another pod's by now.
+            PodSourceError: it does not say it, or the name is another pod's by now.
         """
         pod = await (await self._api()).get(*name)
         if pod.uid != uid:
@@ -81,7 +80,7 @@ class PodSources:
         same life of it has told.
 
         Raises:
-            NoSourceError: it cannot be told.
+            NoSourceError: it is unknown.
         """
         problems = []
         if self._pods_api is not None:
@@ -105,7 +104,7 @@ class PodSources:
             else:
                 return pod.ended or pod.uid != uid
         raise NoSourceError(
-            f"no source tells whether pod {uid} is still there: {'; '.join(problems)}",
+            f"no source reports whether pod {uid} is still there: {'; '.join(problems)}",
             hint=self.hint,
         )
 

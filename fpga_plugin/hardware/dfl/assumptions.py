@@ -91,7 +91,7 @@ class _Look:
         yield Assumption("it is of a kind that is known", verdict, kind.value)
 
     def _kind(self) -> Kind:
-        """How its accelerators are reached and loaded, as far as sysfs tells."""
+        """How its accelerators are reached and loaded, as far as sysfs reports."""
         try:
             fmes = self._fmes
             if not fmes or not self._all_ports:
@@ -312,7 +312,7 @@ class _Look:
             if exists(f"{device}/userclk/frequency")
         ]
         ways: tuple[tuple[Callable[[], bool], Verdict, str], ...] = (
-            (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver tells it (userclk)"),
+            (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver reports it (userclk)"),
             (
                 lambda: bool(uio),
                 Verdict.HOLDS,

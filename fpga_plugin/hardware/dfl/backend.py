@@ -85,7 +85,7 @@ class DflBackend:
         return found
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
-        """One card anew; None when it is gone."""
+        """One card again; None when it is gone."""
         found = discovery.scan_card(self._kernel, card, self._skip, self._rule)
         if isinstance(found, Card):
             self._load_notes(found)
@@ -118,7 +118,7 @@ class DflBackend:
                 hint="see the kernel's log",
             ) from error
 
-    def borrowed(self, region: Region) -> bool:
+    def bound_by_plugin(self, region: Region) -> bool:
         """Whether the plugin bound functions of a slot to vfio-pci."""
         slot = slot_of(region)
         return slot is not None and bool(self._notes.bound(region.id, slot.functions))
@@ -212,7 +212,7 @@ class DflBackend:
         return None if physical is None else PoisonMark(self._notes, region.id, physical)
 
     def _load_notes(self, card: Card) -> None:
-        """Here, in a thread: `borrowed` is asked on the event loop."""
+        """Here, in a thread: `bound_by_plugin` is asked on the event loop."""
         for region in card.regions:
             if slot_of(region) is not None:
                 self._notes.load(region.id)

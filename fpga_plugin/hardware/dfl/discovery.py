@@ -419,8 +419,8 @@ def interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
         raise HardwareError(
             f"card {address} has no partial reconfiguration: its static part (FIM) was built "
             "without it, and shows no interface id",
-            hint="nothing can be programmed there, and nothing tells what its functions are: it is "
-            "not served (docs/compatibility.md)",
+            hint="nothing can be programmed there, and nothing reports what its functions are: it"
+            " is not served (docs/compatibility.md)",
         )
     raise HardwareError(
         f"card {address} shows no interface id",

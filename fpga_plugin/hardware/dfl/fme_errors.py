@@ -15,7 +15,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 def clear_pcie_errors(kernel: Kernel, card: Card) -> dict[str, int]:
     """Returns those that were cleared; waits for a PR of the card, which holds the FME's lock.
 
-    What cannot be cleared is logged and stays: the card's health tells of it.
+    What cannot be cleared is logged and stays: the card's health reports it.
     """
     found: dict[str, int] = {}
     for name in defs.PCIE_ERRORS:

@@ -83,7 +83,7 @@ def _check_unused(kernel: Kernel, directory: str) -> None:
 
     Raises:
         RefusedError: a driver of somebody else's has one. `PortInUseError`: one is open.
-        OSError: that cannot be told.
+        OSError: that is unknown.
     """
     nodes: dict[str, PciAddress] = {}
     for link in children(kernel, directory, r"virtfn[0-9]{1,5}"):

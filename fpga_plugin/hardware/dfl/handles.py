@@ -29,10 +29,11 @@ class PortDevice:
     Attributes:
         node: its device node (`/dev/dfl-port.3`).
         sysfs: its directory below the root of sysfs (`/sys/devices/.../dfl-port.3`).
-        instance: tells the port from a later one that has the same id, node and directory: a card
-            that went and came back, or whose driver was rebound, has ports of other instances.
-        physical: of a virtual function's port: which life of the physical function's driver it
-            belongs to. That driver counts failed PRs of it, and the port does not show them
+        instance: distinguishes the port from a later one that has the same id, node and directory:
+            a card that went and came back, or whose driver was rebound, has ports of other
+            instances.
+        physical: of a virtual function's port: to which run of the physical function's driver it
+            belongs. That driver counts failed PRs of it, and the port does not show them
             (dfl-afu-main.c: the port that was released has a count of its own).
     """
 

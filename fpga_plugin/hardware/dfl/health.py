@@ -5,7 +5,7 @@ fme_errors, first_error, next_error and pcie*_errors; not for the two read here)
 that a tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub
 clears them. What it can cause of the card's, or that its accelerator hangs, bars no scrub.
 
-An FPGA manager's state is not judged: it tells of the region that was programmed last, and whoever
+An FPGA manager's state is not judged: it reports the region that was programmed last, and whoever
 programmed it has looked.
 """
 
@@ -208,7 +208,7 @@ def _judge_memory(reading: _Reading, card: Card) -> None:
 
 
 def _judge_port(reading: _Reading, region: Region, afu_id: Callable[[Region], AfuId]) -> FaultKind:
-    """Returns the kind of what the AFU id tells, if that is all that is wrong."""
+    """Returns the kind of what the AFU id reports, if that is all that is wrong."""
     errors = reading.value(f"{port_of(region).sysfs}/errors/errors")
     if errors & defs.PORT_AP6_EVENT:
         reading.failed.append(

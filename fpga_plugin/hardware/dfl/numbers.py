@@ -1,7 +1,7 @@
 """Device numbers: by which a container's processes open what it was given, whatever path it has.
 
 The runtime makes a container's nodes from the numbers that the host's nodes have at its start, and
-its cgroup allows these numbers. The kernel gives them out anew: a module that is loaded again has
+its cgroup allows these numbers. The kernel gives them out again: a module that is loaded again has
 another major, and an IOMMU group gets the lowest free minor each time VFIO gets its first function
 (drivers/fpga/dfl.c, dfl_chardev_init; drivers/vfio/group.c, vfio_create_group).
 """

@@ -45,7 +45,7 @@ _ON_TRUST = {
     Kind.SLOT: (
         (
             "the functions above are all that the slot has, and none of them is a static one",
-            "no register tells: the documentation of its FIM does, or FPGA_PLUGIN_SLOT_FUNCTIONS",
+            "no register says: the documentation of its FIM does, or FPGA_PLUGIN_SLOT_FUNCTIONS",
         ),
         (
             "one of these functions shows the id of the image",
@@ -73,7 +73,7 @@ _ON_TRUST = {
     ),
     Kind.FIXED: (
         (
-            "the AFU id that a port shows tells what its accelerator does",
+            "the AFU id that a port shows says what its accelerator does",
             "it is the image's own word, and nothing is programmed",
         ),
         (

@@ -2,7 +2,7 @@
 
 What the driver does behind each call is in drivers/fpga/dfl-afu-main.c, dfl-afu-error.c and
 dfl-fme-pr.c. The kernel checks nothing of an image, and reports success on a poisoned port: after
-`program` only the AFU id tells what happened.
+`program` only the AFU id reports what happened.
 """
 
 import ctypes
@@ -433,7 +433,7 @@ def check_instance(kernel: Kernel, region: Region) -> None:
 
     Raises:
         CardGoneError: it is not.
-        HardwareError: that cannot be told.
+        HardwareError: that is unknown.
     """
     port = port_of(region)
     try:

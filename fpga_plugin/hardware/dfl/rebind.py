@@ -33,7 +33,7 @@ def rebind(kernel: Kernel, card: Card, *, hold: Callable[[Card, Region], Held]) 
 
     `hold` opens a region exclusively.
 
-    Afterwards the card has to be scanned anew: its nodes may have other numbers.
+    Afterwards the card has to be scanned again: its nodes may have other numbers.
 
     Raises:
         RefusedError: it must not be done now; nothing was touched. `PortInUseError`: a port or the

@@ -217,7 +217,7 @@ def _check_slot(kernel: Kernel, region: Region, slot: SlotDevice) -> None:
 
     Raises:
         CardGoneError: they are not.
-        HardwareError: that cannot be told.
+        HardwareError: that is unknown.
     """
     check_instance(kernel, region)
     try:

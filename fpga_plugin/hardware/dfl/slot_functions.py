@@ -1,6 +1,6 @@
 """Which PCI functions are behind a slot, and whether they may be given to containers.
 
-An OFS card's AFU is in virtual functions or in a second physical one, and no register tells in
+An OFS card's AFU is in virtual functions or in a second physical one, and no register reports in
 which: a rule does, or the operator (FPGA_PLUGIN_SLOT_FUNCTIONS). A function that the rule does not
 name is never bound, opened or reset: beside the slot's there are static ones, with an Ethernet or
 a processor behind them (OFS' pcie_host.ofss has PF1 to PF4).
@@ -106,9 +106,9 @@ def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress,
     if kernel.exists(f"{PCI}/{second}"):
         likely = f"{second} of a FIM of two physical functions"
     raise HardwareError(
-        f"card {card} does not tell which PCI functions are behind its slot",
+        f"card {card} does not say which PCI functions are behind its slot",
         hint=f"name them: FPGA_PLUGIN_SLOT_FUNCTIONS={card}={likely}; the documentation of the"
-        " card's FIM tells which. A static function of the FIM must not be named",
+        " card's FIM reports which. A static function of the FIM must not be named",
     )
 
 

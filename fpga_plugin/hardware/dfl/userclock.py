@@ -49,7 +49,7 @@ _MAX_MHZ = 2000
 def user_clock(kernel: Kernel, region: Region) -> UserClock:
     """What a region's user clock is now, in MHz.
 
-    Never raises for what the hardware answers: what cannot be measured is told in `source`.
+    Never raises for what the hardware answers: what cannot be measured is reported in `source`.
     """
     for measure in (_by_vendors_driver, _by_uio, _by_files):
         try:

@@ -59,7 +59,7 @@ class Binding:
         base: N of the base region, the container of FME and ports.
         nodes: M of each port, by port id.
         regions: N of each port's FPGA region, by port id.
-        instance: tells it from any other one of this process.
+        instance: distinguishes it from any other one of this process.
         manager_state: `state` of the FPGA manager.
         manager_status: `status` of the FPGA manager: errors of the last PR.
         fme_open: descriptors open on the FME's node.

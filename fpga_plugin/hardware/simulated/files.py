@@ -26,7 +26,7 @@ def replace(path: str, text: str) -> None:
 def load_object(path: str) -> dict[str, Any] | None:
     """The JSON object in a file; None where there is no file, or one that cannot be used.
 
-    A file that is no JSON object is told in one warning: simulated cards then start like cards
+    A file that is no JSON object is reported in one warning: simulated cards then start like cards
     that had no power.
     """
     try:

@@ -1,6 +1,6 @@
 """Numbers as the kernel's idr gives them: the lowest that is free.
 
-FME, port and region numbers are counted over all cards and given out anew when cards come and go
+FME, port and region numbers are counted over all cards and given out again when cards come and go
 (dfl.c, `dfl_id_alloc`), which is why the plugin must never keep them: simulated cards do the same.
 """
 

@@ -37,7 +37,7 @@ class CardFile(NamedTuple):
 
     Attributes:
         inode: of the file; often used again at once for the next file of the directory.
-        changed: the file's ctime in ns. It tells a new file with an old inode, but changes by
+        changed: the file's ctime in ns. It shows a new file with an old inode, but changes by
             `touch` too: it counts only where a removal was seen.
     """
 

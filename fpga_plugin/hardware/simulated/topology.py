@@ -35,7 +35,7 @@ class _Index:
         self._entries: Mapping[str, Node] | None = None
 
     def forget(self) -> None:
-        """Compute it anew when it is next looked at."""
+        """Compute it again when it is next looked at."""
         self._entries = None
 
     def names(self) -> list[str]:
@@ -94,7 +94,7 @@ class Topology:
         self.root: Directory = Fixed({"sys": self._sys()})
 
     def changed(self) -> None:
-        """Cards came, went, or were bound anew."""
+        """Cards came, went, or were bound again."""
         self._devices = None
         for index in self._indexes:
             index.forget()

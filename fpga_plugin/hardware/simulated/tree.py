@@ -68,7 +68,7 @@ class Lazy:
     """A directory whose entries are computed once, when first asked for.
 
     `guard` is called before every look inside; it raises OSError when what the directory stands for
-    has gone. `instance` tells it from a later directory of the same path.
+    has gone. `instance` distinguishes it from a later directory of the same path.
     """
 
     __slots__ = ("_build", "_children", "_guard", "instance")
@@ -125,7 +125,7 @@ def resolve(root: Directory, path: str) -> tuple[str, Node]:
         if isinstance(here, (str, Attribute, Link)):
             raise failure(errno.ENOTDIR, path)
         if name == "..":
-            # Rare, so walked anew: there are no links in a real path.
+            # Rare, so walked again: there are no links in a real path.
             todo.extend(reversed(names[:-1]))
             names, here = [], root
             continue

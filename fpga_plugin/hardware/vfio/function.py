@@ -34,7 +34,7 @@ class Function:
     Attributes:
         address: its PCI address.
         group: N of its IOMMU group.
-        instance: tells it from a later one of the same address: a virtual function that was
+        instance: distinguishes it from a later one of the same address: a virtual function that was
             removed and made again, or a card that went and came back.
     """
 

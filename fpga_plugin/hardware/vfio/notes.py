@@ -1,4 +1,4 @@
-"""What has to be known of a slot and no register tells, in `<state dir>/slots/<region id>`.
+"""What has to be known of a slot and no register reports, in `<state dir>/slots/<region id>`.
 
 Which functions the plugin bound, written before it binds one; what was read in the slot last, since
 reading it again means to hold it; and that a PR of it failed, after which the port stays in reset

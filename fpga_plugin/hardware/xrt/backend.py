@@ -115,7 +115,7 @@ class XrtBackend:
                 hint="see the kernel's log",
             ) from error
 
-    def borrowed(self, region: Region) -> bool:  # noqa: ARG002 - of the interface
+    def bound_by_plugin(self, region: Region) -> bool:  # noqa: ARG002 - of the interface
         """Nothing is taken of the node."""
         return False
 

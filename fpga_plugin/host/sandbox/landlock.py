@@ -85,6 +85,7 @@ class _Beneath(ctypes.Structure):
     """struct landlock_path_beneath_attr."""
 
     _pack_ = 1
+    _layout_ = "ms"  # what packing means; Python 3.14 warns unless it is said
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 

@@ -1,6 +1,6 @@
 """A copy of a collection of the API server's objects, kept up to date: list, then watch.
 
-The list tells at which version it was made, the watch what came after it. The watch is ended by
+The list reports at which version it was made, the watch what came after it. The watch is ended by
 both sides now and then, and goes on at the version that it has come to. Where the server no longer
 keeps that version (410), the collection is listed again. What fails is tried again for ever, less
 and less often; what was copied last is kept meanwhile.
@@ -30,7 +30,7 @@ SILENCE_SECONDS: Final = 660.0
 
 PAGE: Final = 500
 MOST_PAGES: Final = 1000
-"""Of a list; a server that always tells of another page is given up."""
+"""Of a list; a server that always reports another page is given up."""
 
 FIRST_DELAY: Final = 0.5
 """Seconds from a watch that ended at once to the next."""
@@ -89,14 +89,14 @@ _marked = msgspec.json.Decoder(_Marked)
 
 
 class Mirror(Generic[T]):
-    """One collection. Belongs to the event loop.
+    """One collection.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         path: of the collection (`/apis/resource.k8s.io/v1/resourceslices`).
         kind: the type of its objects.
         fields: field selectors, by field.
-        changed: is told after each change, and after each list.
+        changed: is called after each change, and after each list.
         backoff: how long to wait after failures.
 
     Attributes:
@@ -143,7 +143,7 @@ class Mirror(Generic[T]):
         delay = self._backoff.delay(error)
         if not (isinstance(error, ApiServerError) and error.gone) and not self.problem:
             log.warning(
-                "API server does not tell what it has",
+                "API server does not say what it has",
                 path=self._path,
                 error=error.message,
                 hint="it is asked again, less and less often",
@@ -210,7 +210,7 @@ class Mirror(Generic[T]):
 
     def _well(self) -> None:
         if self.problem:
-            log.info("API server tells what it has again", path=self._path)
+            log.info("API server reports what it has again", path=self._path)
         self.problem = ""
 
     async def _list(self, server: Session) -> tuple[dict[str, T], str]:

@@ -5,7 +5,9 @@ ResourceClaims need a kubelet that serves them; they and `FPGA_PLUGIN_CDI_DEVICE
 Both versions stand in the Node object, which kubelet writes. A runtime without CDI starts a pod's
 container without its devices, or not at all, and says so nowhere near the plugin. What is concluded
 from a version may be wrong (distributions carry patches back), so nothing is refused by it: it is a
-warning in the log, in the status and in an Event of the node.
+warning in the log, in the status and in an Event of the node. A kubelet that declares its features
+(KEP-5328, on by default since 1.36) is newer than all that is asked here, whatever its version is
+called. None of those that 1.37 declares says whether the runtime has CDI.
 
 It is looked at after `wake` (kubelet registers the driver again once it was updated), and again
 from time to time while there is something to warn of.
@@ -62,6 +64,7 @@ class _Info(msgspec.Struct):
 
 class _Status(msgspec.Struct):
     nodeInfo: _Info = msgspec.field(default_factory=_Info)  # noqa: N815  # the API's own name
+    declaredFeatures: list[_Text] | None = None  # noqa: N815  # the API's own name
 
 
 class _Node(msgspec.Struct):
@@ -75,7 +78,7 @@ def for_claims(kubelet: str, runtime: str) -> tuple[str, ...]:
     """What ResourceClaims need and these versions lack, and what helps; empty: nothing is known.
 
     Args:
-        kubelet: `v1.36.3`.
+        kubelet: `v1.36.3`; empty: it is new enough.
         runtime: `containerd://2.1.4`.
     """
     return tuple(
@@ -160,13 +163,13 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 class NodeCheck:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         node: ours; None: not known, so that nothing is asked.
         judge: what kubelet's and the runtime's versions lack.
-        warn: is told of each concern, when it is new.
+        warn: is notified of each concern, when it is new.
         not_known: what to say while the versions are not known; empty: nothing, somebody else does.
         backoff: how long to wait after failures.
 
@@ -194,7 +197,7 @@ class NodeCheck:
         self.concerns: tuple[str, ...] = ()
 
     def wake(self) -> None:
-        """Look again: the plugin starts, or a life of kubelet registered the driver."""
+        """Look again: the plugin starts, or a kubelet instance registered the driver."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -223,15 +226,17 @@ class NodeCheck:
         """Read the node's versions.
 
         Raises:
-            NoSourceError: the API server does not tell, or cannot be asked.
+            NoSourceError: the API server does not say, or cannot be asked.
         """
         if self._node is None:
             raise NoSourceError("NODE_NAME is not set", hint="set it from the downward API")
         path = f"/api/v1/nodes/{url(self._node, safe='')}"
         async with session(self._kubeconfig) as server:
             body = await server.call("GET", path)
-        info = decoded(_node, body, path).status.nodeInfo
-        self._found(self._judge(info.kubeletVersion, info.containerRuntimeVersion))
+        status = decoded(_node, body, path).status
+        info = status.nodeInfo
+        judged = "" if status.declaredFeatures else info.kubeletVersion
+        self._found(self._judge(judged, info.containerRuntimeVersion))
         if not self.concerns:
             log.info(
                 "versions of the node",

@@ -4,7 +4,7 @@ For clusters whose kubelet does not serve the Pods API. It takes one right, `get
 of the status lags behind kubelet's, usually by milliseconds and without any bound; who uses it has
 to reckon with that.
 
-The credentials are read anew for each question, since service account tokens and certificates are
+The credentials are read again for each question, since service account tokens and certificates are
 replaced while the plugin runs.
 """
 
@@ -196,7 +196,7 @@ class ExtendedClaim:
 
 
 class ApiServer:
-    """Asks one API server. Belongs to the event loop; calls may overlap.
+    """Asks one API server. Calls may overlap.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
@@ -223,7 +223,7 @@ class ApiServer:
 
         Raises:
             NoSuchPodError: the API server itself says that there is none.
-            PodSourceError: the API server does not tell it.
+            PodSourceError: the API server does not say it.
         """
         return (await self.get_extended(namespace, name))[0]
 
@@ -232,7 +232,7 @@ class ApiServer:
 
         Raises:
             NoSuchPodError: the API server itself says that there is none.
-            PodSourceError: the API server does not tell it.
+            PodSourceError: the API server does not say it.
         """
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         try:

@@ -102,7 +102,7 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: st
 
 
 class Session:
-    """A connection; from `session`. Belongs to the event loop; calls may overlap."""
+    """A connection; from `session`. Calls may overlap."""
 
     def __init__(self, client: "httpx2.AsyncClient", *, seconds: float) -> None:
         self._client = client

@@ -107,7 +107,7 @@ class _Known:
 
 
 class EventBroadcaster:
-    """Sends Events to a sink, few of them. Belongs to the event loop.
+    """Sends Events to a sink, few of them.
 
     Args:
         connect: makes the sink; called in a thread at the first Event, since what it imports is

@@ -1,7 +1,7 @@
 """Sockets under a fixed name, which kubelet dials by its path.
 
 Kubelet's plugin manager keeps what it knows of a plugin under its socket's path, and works on one
-path at a time: so a plugin that registers anew does so under the same name, made anew. Two names
+path at a time: so a plugin that registers again does so under the same name, made again. Two names
 would be worked on at once, and the end of the old one might end the new one.
 """
 
@@ -12,7 +12,7 @@ import stat
 from grpclib.const import Status
 
 from fpga_plugin.errors import FpgaPluginError, SettingsError
-from fpga_plugin.host.file_identity import life_of
+from fpga_plugin.host.file_identity import instance_of
 from fpga_plugin.kubernetes.grpc.unix_socket import SUN_PATH, listen_on
 
 REGISTRY = "plugins_registry"
@@ -51,7 +51,7 @@ def listen_at(path: str) -> tuple[socket.socket, str]:
         _remove_socket(path)
         listener = listen_on(path)
         try:
-            return listener, life_of(os.stat(path, follow_symlinks=False))
+            return listener, instance_of(os.stat(path, follow_symlinks=False))
         except BaseException:
             listener.close()
             raise
@@ -66,7 +66,7 @@ def listen_at(path: str) -> tuple[socket.socket, str]:
 def remove_own(path: str, identity: str) -> None:
     """Remove a socket, if it still is the one of this identity."""
     try:
-        if life_of(os.stat(path, follow_symlinks=False)) == identity:
+        if instance_of(os.stat(path, follow_symlinks=False)) == identity:
             os.unlink(path)
     except OSError:
         pass  # somebody else did it, or it cannot be removed: the next process does

@@ -49,7 +49,7 @@ class statuses:  # noqa: N801  # a context manager that is used as a statement
         """Nothing to prepare."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise what kubelet is told.
+        """Raise what kubelet is sent.
 
         Raises:
             GRPCError: in place of the error.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from fpga_plugin.host.file_identity import life_of
+from fpga_plugin.host.file_identity import instance_of
 
 SUN_PATH: Final = 107
 """Bytes of a unix socket's path without the final zero (linux/un.h: 108 with it)."""
@@ -53,11 +53,11 @@ def listen_on(path: str) -> socket.socket:
 
 
 def socket_identity(directory: str, name: str) -> str | None:
-    """What tells one life of a socket file from the next; None where there is no such socket."""
+    """What distinguishes a socket file from a later one; None where there is no such socket."""
     try:
         found = os.stat(os.path.join(directory, name), follow_symlinks=False)
     except OSError:
         return None
     if not stat.S_ISSOCK(found.st_mode):
         return None
-    return life_of(found)
+    return instance_of(found)

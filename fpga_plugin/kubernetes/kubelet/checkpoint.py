@@ -15,15 +15,20 @@ rename makes it unnecessary against torn writes.
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
 
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import PodUid, ResourceName
-from fpga_plugin.kubernetes.names import is_ours, parse_name, parse_pod_uid, parse_resource
+from fpga_plugin.kubernetes.names import (
+    PodUid,
+    ResourceName,
+    parse_name,
+    parse_pod_uid,
+    parse_resource,
+)
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 """In kubelet's device plugin directory."""
@@ -48,7 +53,7 @@ class CheckpointEntry:
     Attributes:
         pod_uid: the pod; may be dead.
         container: the container; init containers are there too.
-        resource: the resource, one of ours (`is_ours`).
+        resource: the resource, one that the caller serves.
         devices: ids as their plugin wrote them, which need not have been this one.
         response: kubelet's cached answer to Allocate, a serialised ContainerAllocateResponse, in
             base64; empty where the file has none.
@@ -68,7 +73,7 @@ class Checkpoint:
     Attributes:
         entries: who holds what.
         registered: the healthy devices of each resource that kubelet knows.
-        stamp: tells whether the file was written again; None: there is no file.
+        stamp: reports whether the file was written again; None: there is no file.
         boot_id: the boot in which it was written; empty where kubelet does not say (most do not).
     """
 
@@ -113,8 +118,8 @@ _FILE: Final = msgspec.json.Decoder(_File)
 _IDS: Final[msgspec.json.Decoder[_Ids]] = msgspec.json.Decoder(_Ids)
 
 
-def read_checkpoint(path: str, prefix: str) -> Checkpoint:
-    """Read the checkpoint at `path`; entries of our resources only (`is_ours`).
+def read_checkpoint(path: str, ours: Callable[[str], bool]) -> Checkpoint:
+    """Read the checkpoint at `path`; entries of `ours` only: which resources the caller serves.
 
     Blocks: call it in a thread.
 
@@ -127,14 +132,14 @@ def read_checkpoint(path: str, prefix: str) -> Checkpoint:
     try:
         file = _FILE.decode(raw)
         entries = tuple(
-            _entry(entry, prefix)
+            _entry(entry, ours)
             for entry in file.Data.PodDeviceEntries or ()
-            if is_ours(entry.ResourceName, prefix)
+            if ours(entry.ResourceName)
         )
         registered = {
-            parse_resource(resource, prefix): frozenset(ids or ())
+            parse_resource(resource, ours): frozenset(ids or ())
             for resource, ids in (file.Data.RegisteredDevices or {}).items()
-            if is_ours(resource, prefix)
+            if ours(resource)
         }
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CheckpointUnreadableError(
@@ -188,12 +193,12 @@ def _read(path: str) -> tuple[bytes, Stamp | None]:
     raise CheckpointUnreadableError(f"kubelet's checkpoint {path} changes while it is read")
 
 
-def _entry(entry: _Entry, prefix: str) -> CheckpointEntry:
+def _entry(entry: _Entry, ours: Callable[[str], bool]) -> CheckpointEntry:
     ids: _Ids = _IDS.decode(entry.DeviceIDs)
     return CheckpointEntry(
         pod_uid=parse_pod_uid(entry.PodUID),
         container=parse_name(entry.ContainerName),
-        resource=parse_resource(entry.ResourceName, prefix),
+        resource=parse_resource(entry.ResourceName, ours),
         devices=frozenset(one for of_node in (ids or {}).values() for one in of_node or ()),
         response=entry.AllocResp or "",
     )

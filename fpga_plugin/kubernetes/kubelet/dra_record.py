@@ -1,6 +1,6 @@
 """Kubelet's own record of claims that are prepared: `dra_manager_state` in its root directory.
 
-It tells which pods use a claim, which no call does after the first (pkg/kubelet/cm/dra/state). It
+It reports which pods use a claim, which no call does after the first (pkg/kubelet/cm/dra/state). It
 is internal to kubelet and may be wiped or lost with the node's disk: a hint that somebody may still
 have a device, never the proof that nobody has. The reader knows three answers, as that of the
 device plugins' checkpoint does: the claims, "there is no file", and an error for what it does not
@@ -16,8 +16,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import ClaimUid, PodUid, parse_claim_uid
-from fpga_plugin.kubernetes.names import parse_name, parse_pod_uid
+from fpga_plugin.kubernetes.names import (
+    ClaimUid,
+    PodUid,
+    parse_claim_uid,
+    parse_name,
+    parse_pod_uid,
+)
 
 FILE_NAME: Final = "dra_manager_state"
 

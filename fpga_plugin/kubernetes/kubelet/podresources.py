@@ -1,7 +1,7 @@
 """Kubelet's PodResources API: which running container holds which device.
 
-What it tells: active pods by namespace and name, their app containers and restartable init
-containers. It never tells other init containers, uids or environments. Listing has a side effect
+What it reports: active pods by namespace and name, their app containers and restartable init
+containers. It never reports other init containers, uids or environments. Listing has a side effect
 that is wanted: kubelet first frees the devices of pods that are no longer active. It answers at
 most 100 calls a second, the rest RESOURCE_EXHAUSTED.
 
@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import enum
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from grpclib.client import Channel
@@ -25,11 +25,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.errors import NoSourceError, quote
-from fpga_plugin.host.file_identity import life_of
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.host.file_identity import instance_of
 from fpga_plugin.kubernetes.grpc.wire import typed
 from fpga_plugin.kubernetes.messages import v1
-from fpga_plugin.kubernetes.names import is_ours, parse_name, parse_resource
+from fpga_plugin.kubernetes.names import ResourceName, parse_name, parse_resource
 
 CALL_SECONDS = 5.0
 """Kubelet answers in milliseconds; while it starts, it may hold its locks for some seconds."""
@@ -80,7 +79,7 @@ class PodDevices:
         namespace: the pod's namespace.
         pod: the pod's name.
         container: the container.
-        resource: the resource, one of ours (`is_ours`).
+        resource: the resource, one that the caller serves.
         devices: ids as their plugin wrote them; at least one.
     """
 
@@ -97,19 +96,19 @@ class PodList:
 
     Attributes:
         devices: who holds what.
-        epoch: the life of kubelet that gave the answer: the identity of its socket.
+        instance: the kubelet instance that gave the answer: the identity of its socket.
     """
 
     devices: tuple[PodDevices, ...]
-    epoch: str
+    instance: str
 
 
 class PodResourcesClient:
-    """Asks one kubelet. Belongs to the event loop; calls may overlap.
+    """Asks one kubelet. Calls may overlap.
 
     Args:
         socket_path: `/var/lib/kubelet/pod-resources/kubelet.sock`, as this process sees it.
-        prefix: of our resources (`is_ours`).
+        ours: which resources the caller serves.
         call_seconds: how long a call may take, connecting included.
         idle_seconds: for how long a connection stays open after a call; 0: it ends with the call.
     """
@@ -117,20 +116,20 @@ class PodResourcesClient:
     def __init__(
         self,
         socket_path: str,
-        prefix: str,
+        ours: Callable[[str], bool],
         *,
         call_seconds: float = CALL_SECONDS,
         idle_seconds: float = 0.0,
     ) -> None:
         self._path = socket_path
-        self._prefix = prefix
+        self._ours = ours
         self._call_seconds = call_seconds
         self._idle_seconds = idle_seconds
         self._kept: tuple[str, Channel] | None = None
         self._calls = 0
         self._idle: asyncio.TimerHandle | None = None
 
-    def epoch(self) -> str:
+    def instance(self) -> str:
         """The identity of kubelet's socket, `dev:ino:ctime_ns`: another one, another kubelet.
 
         Raises:
@@ -140,7 +139,7 @@ class PodResourcesClient:
             status = os.stat(self._path)
         except OSError as error:
             raise self._os_error(error) from error
-        return life_of(status)
+        return instance_of(status)
 
     async def list_devices(self) -> tuple[PodDevices, ...]:
         """`snapshot` without the epoch, for those who need one answer only.
@@ -154,9 +153,9 @@ class PodResourcesClient:
         """List every container that holds devices of ours.
 
         Raises:
-            PodResourcesError: there is no answer; `reason` tells why.
+            PodResourcesError: there is no answer; `reason` says why.
         """
-        async with self._call() as (stub, epoch):
+        async with self._call() as (stub, instance):
             answer = typed(await stub.list(v1.ListPodResourcesRequest()))
             devices = tuple(
                 PodDevices(
@@ -168,10 +167,10 @@ class PodResourcesClient:
                 )
                 for pod in answer.pod_resources
                 for container in pod.containers
-                for resource, ids in self._ours(container.devices).items()
+                for resource, ids in self._devices_of(container.devices).items()
                 if ids
             )
-        return PodList(devices, epoch)
+        return PodList(devices, instance)
 
     async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
         """The healthy devices, free or not, of each of our resources that kubelet knows.
@@ -181,9 +180,11 @@ class PodResourcesClient:
         """
         async with self._call() as (stub, _):
             answer = typed(await stub.get_allocatable_resources(v1.AllocatableResourcesRequest()))
-            return self._ours(answer.devices)
+            return self._devices_of(answer.devices)
 
-    def _ours(self, groups: Iterable[v1.ContainerDevices]) -> dict[ResourceName, frozenset[str]]:
+    def _devices_of(
+        self, groups: Iterable[v1.ContainerDevices]
+    ) -> dict[ResourceName, frozenset[str]]:
         """Ids by resource: kubelet has one group a NUMA node, or one a device.
 
         Raises:
@@ -191,8 +192,8 @@ class PodResourcesClient:
         """
         result: dict[ResourceName, frozenset[str]] = {}
         for group in groups:
-            if is_ours(group.resource_name, self._prefix):
-                resource = parse_resource(group.resource_name, self._prefix)
+            if self._ours(group.resource_name):
+                resource = parse_resource(group.resource_name, self._ours)
                 if not all(group.device_ids):
                     msg = f"an id of {resource} is empty"
                     raise ValueError(msg)
@@ -202,13 +203,13 @@ class PodResourcesClient:
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[tuple[v1.PodResourcesListerStub, str]]:
         """One call; every failure becomes a `PodResourcesError`."""
-        epoch = self.epoch()
+        instance = self.instance()
         self._calls += 1
         try:
             with self._failures():
                 try:
                     async with asyncio.timeout(self._call_seconds):
-                        yield v1.PodResourcesListerStub(self._channel(epoch)), epoch
+                        yield v1.PodResourcesListerStub(self._channel(instance)), instance
                 except (GRPCError, asyncio.CancelledError):  # an answer, or nobody waits for it
                     raise
                 except BaseException:
@@ -217,17 +218,17 @@ class PodResourcesClient:
         finally:
             self._calls -= 1
             self._rest()
-        if self.epoch() != epoch:
+        if self.instance() != instance:
             raise PodResourcesError(
                 f"kubelet restarted while it was asked at {self._path}",
                 reason=NoListReason.RESTARTED,
             )
 
-    def _channel(self, epoch: str) -> Channel:
+    def _channel(self, instance: str) -> Channel:
         """The connection to this kubelet."""
-        if self._kept is None or self._kept[0] != epoch:
+        if self._kept is None or self._kept[0] != instance:
             self.close()
-            self._kept = epoch, Channel(path=self._path)
+            self._kept = instance, Channel(path=self._path)
         return self._kept[1]
 
     def _rest(self) -> None:

@@ -15,9 +15,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import PodUid
 from fpga_plugin.kubernetes.grpc.wire import typed
 from fpga_plugin.kubernetes.messages import core_v1, v1alpha1
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import (
     ENDED_PHASES,
     SANDBOX_CONDITION,
@@ -47,7 +47,7 @@ CALL_SECONDS = 3.0
 
 
 class PodsApi:
-    """Asks one kubelet. Belongs to the event loop; calls may overlap.
+    """Asks one kubelet. Calls may overlap.
 
     Args:
         socket_path: `/var/lib/kubelet/pods-api/pods-api.sock`, as this process sees it: so the
@@ -64,7 +64,7 @@ class PodsApi:
 
         Raises:
             NoSuchPodError: kubelet has no such pod, or (1.36) does not have its pods yet.
-            PodSourceError: kubelet does not tell it.
+            PodSourceError: kubelet does not say it.
         """
         try:
             async with asyncio.timeout(self._call_seconds):

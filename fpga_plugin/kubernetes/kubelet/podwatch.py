@@ -4,9 +4,9 @@ While the stream is open nobody has to be asked whether a pod has ended: its end
 decides nothing: what ends a claim is read from kubelet's records, once there is reason to.
 
 A pod whose end was missed would be believed to live, and its devices would be lost to others. A new
-stream tells every pod that there is, so the stream is opened anew now and then: kubelet drops
+stream reports every pod that there is, so the stream is opened again now and then: kubelet drops
 events where it has too many to send (pkg/kubelet/apis/pods, Broadcast). And while it starts, 1.36
-tells no pods at all (1.37 refuses): one that was never told does not live, as far as this goes.
+reports no pods at all (1.37 refuses): one that was never told does not live, as far as this goes.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from grpclib.exceptions import GRPCError
 
 from fpga_plugin.errors import quote
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
 
 RENEW_SECONDS: Final = 60.0
-"""After which the stream is opened anew: so long may a missed end keep a claim."""
+"""After which the stream is opened again: so long may a missed end keep a claim."""
 
 FIRST_DELAY, LAST_DELAY = 0.5, 60.0
 """Seconds before another try; doubled each time. Most kubelets do not have the call."""
@@ -39,11 +39,11 @@ MAX_PODS: Final = 4096
 
 
 class PodWatch:
-    """Belongs to the event loop.
+    """See the module.
 
     Args:
         socket_path: of kubelet's Pods API.
-        changed: is told when a pod has ended, and when the stream opens or breaks.
+        changed: is called when a pod has ended, and when the stream opens or breaks.
 
     Attributes:
         open: all pods that there are have been told, and what happens to them is.

@@ -3,8 +3,8 @@
 Kubelet watches that directory and looks each second (pkg/kubelet/pluginmanager): it asks a new
 socket what it serves (GetInfo, 1 s), dials the endpoint, and says what came of it
 (NotifyRegistrationStatus). What fails it tries again after 0.5 to 122 s; before Kubernetes 1.36
-not all of it (`Reoffer`). A socket that goes is deregistered; one that is made anew under the same
-name is registered anew. A kubelet that starts finds what is there.
+not all of it (`Reoffer`). A socket that goes is deregistered; one that is made again under the same
+name is registered again. A kubelet that starts finds what is there.
 """
 
 import asyncio
@@ -86,14 +86,14 @@ class RegistrySocket:
 
 
 class Reoffer:
-    """Makes the socket anew that kubelet refused, so that kubelet looks at it once more.
+    """Makes the socket again that kubelet refused, so that kubelet looks at it once more.
 
     Kubelet before 1.36 counts a socket as done although its own part of the registration failed,
     and tries again with a new socket only (kubernetes/kubernetes pull request 133335). A later one
     tries again by itself, and is asked no oftener than that.
 
     Args:
-        socket: what is made anew.
+        socket: what is made again.
         first: seconds after the first refusal.
         last: seconds after many.
     """
@@ -105,7 +105,7 @@ class Reoffer:
         self._refused = asyncio.Event()
 
     def told(self, problem: str) -> float:
-        """Take kubelet's word; the seconds after which the socket is made anew, 0: never."""
+        """Take kubelet's word; the seconds after which the socket is made again, 0: never."""
         if not problem:
             self._backoff.reset()
             self._refused.clear()

@@ -41,7 +41,7 @@ def _be_patient() -> None:
 _be_patient()
 
 NOT_HERE = {
-    "test_driver_parameters_hold_for_the_claim": "real ports have no documented user clock",
+    "test_driver_parameters_hold_for_the_allocation": "real ports have no documented user clock",
     "test_a_card_that_was_never_there_can_be_plugged_in": "the machine has three cards",
     "test_a_card_that_is_pulled_during_a_pr": "Linux 6.1 does not survive it: a port is open",
     "test_a_card_that_is_swapped_during": "Linux 6.1 does not survive it: a port is open",
@@ -52,7 +52,7 @@ NOT_HERE = {
 }
 
 KIND_NOT_HERE = "OFS]"
-"""The machine has one card of that kind: test_real_slots.py kills at each step of its claims."""
+"""The machine has one card of that kind: test_real_slots.py kills at each of its steps."""
 
 TROUBLE = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace|INFO: task .* blocked")
 

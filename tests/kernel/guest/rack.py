@@ -195,7 +195,7 @@ def power_up(
     card: str,
     ports: int = 3,
     interface: str = daemon_support.ID,
-    ofs: bool = False,  # noqa: FBT001, FBT002 - `described` tells it by position
+    ofs: bool = False,  # noqa: FBT001, FBT002 - `described` reports it by position
     *,
     board: bool = False,
 ) -> None:
@@ -379,7 +379,7 @@ def mapped(path: str) -> bool:
 
 
 def attributes() -> dict[str, dict[str, Any]]:
-    """By region what `state.json` tells of simulated ones, as far as the tests ask."""
+    """By region what `state.json` reports simulated ones, as far as the tests ask."""
     found: dict[str, dict[str, Any]] = {}
     for card in cards():
         for port in (PCI / address(card) / "fpga_region").glob("region*/dfl-port.*"):
@@ -392,7 +392,7 @@ def attributes() -> dict[str, dict[str, Any]]:
             try:
                 afu, poisoned = (port / "afu_id").read_text().strip(), False
             except OSError as error:
-                # The driver does not tell: the card's own memory does.
+                # The driver does not say: the card's own memory does.
                 afu, poisoned = (
                     (DEBUGFS / address(card) / "images").read_text().split()[port_id],
                     error.errno != errno.ENOENT,  # a slot's port has no such attribute
@@ -438,7 +438,7 @@ class RealNode(daemon_support.Node):
         return attributes()
 
     def until_programming(self, region: str, afu: str) -> None:
-        """While a PR runs the driver does not tell the port's AFU id."""
+        """While a PR runs the driver does not say the port's AFU id."""
 
         def begun() -> bool:
             now = attributes()[region]

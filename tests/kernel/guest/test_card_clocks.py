@@ -4,7 +4,7 @@ import pytest
 import rack
 from daemon_support import P0, Refused, request
 from test_clocks_life import AFU, clock, with_image
-from test_exposed_cards import status
+from test_exposure_policy import status
 
 pytestmark = pytest.mark.skipif(not rack.DEBUGFS.exists(), reason="the guest's: make test-kernel")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rack
 
-from fpga_plugin.allocation.calls import Allocation
+from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
@@ -48,7 +48,7 @@ def test_a_program_finds_its_region_and_reads_the_accelerators_id(backend, tmp_p
     command = [sys.executable, str(EXAMPLES / "hello_fpga.py")]
     if language == "c":
         command = compiled(tmp_path)
-    env = Allocation.of(RESOURCE, {region.id: region.grant}).envs
+    env = AllocateAnswer.of(RESOURCE, {region.id: region.grant}).envs
     done = subprocess.run(
         command,
         env={"PATH": os.environ["PATH"], **env},

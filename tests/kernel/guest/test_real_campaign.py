@@ -59,7 +59,7 @@ class Pod:
 
     Attributes:
         wants: what its container asked for, by region; empty while none runs.
-        held: what a process of it has open, which may outlive its claim.
+        held: what a process of it has open, which may outlive its allocation.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Life:
         self.run(pod)
 
     def run(self, pod: Pod) -> None:
-        """Its container starts, or starts anew, if the plugin lets it."""
+        """Its container starts, or starts again, if the plugin lets it."""
         self.stop(pod)
         afu = self.rng.choice([AFU, AFU_2, AFU_3, ""])
         env: Mapping[str, str] = request(afu) if afu else {"PATH": "/bin"}
@@ -243,7 +243,7 @@ class Life:
         checker.unharmed()
 
     def nobody_else_was_there(self) -> None:
-        """What a process has open is as it was, whether or not its pod still has a claim."""
+        """What a process has open is as it was, whether or not its pod still has an allocation."""
         state = rack.attributes()
         for pod in self.lingering:
             for region, afu in pod.wants.items():

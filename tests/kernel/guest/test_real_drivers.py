@@ -119,7 +119,7 @@ def test_looking_at_the_hardware_does_not_wait_for_a_pr(backend: DflBackend, car
         worker = threading.Thread(target=port.program, args=(IMAGE,))
         worker.start()
         while rack.count(CARD, "prs") == before:
-            time.sleep(0.001)  # nobody tells
+            time.sleep(0.001)  # nobody reports
         begin = time.monotonic()
         with pytest.raises(PortPoisonedError):
             backend.afu_id(region)  # which is how it looks meanwhile

@@ -257,7 +257,7 @@ def test_an_identity_domain_is_refused_unless_the_card_is_named(rig: Rig):
 # The daemon.
 
 
-def test_a_slots_claim_on_the_real_drivers():
+def test_a_slots_allocation_on_the_real_drivers():
     with Node("1x1+ofs").up() as node:
         kubelet = node.kubelet
         assert kubelet.listed(REGIONS) == {P0: HEALTHY}
@@ -278,7 +278,7 @@ def test_a_slots_claim_on_the_real_drivers():
         assert node.plugin.stop() == 0
 
 
-def test_a_tenant_that_keeps_a_group_open_past_its_claim_keeps_the_slot_out_of_service():
+def test_a_tenant_that_keeps_a_group_open_past_its_allocation_keeps_the_slot_out_of_service():
     with Node("1x1+ofs").up() as node:
         kubelet = node.kubelet
         kubelet.allocate(P0)

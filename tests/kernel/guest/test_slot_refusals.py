@@ -1,8 +1,8 @@
 """Slots that cannot be given away, on the real drivers: what kubelet hears, and what mends it.
 
 Each refusal is made of the node as it is: a real IOMMU group with a stranger in it, a function
-behind no IOMMU, a port that dfl-pci released. It meets a claim that kubelet granted before, so the
-pod's own call is what is refused; once its reason is gone the same call succeeds.
+behind no IOMMU, a port that dfl-pci released. It meets an allocation that kubelet granted before,
+so the pod's own call is what is refused; once its reason is gone the same call succeeds.
 """
 
 import contextlib
@@ -211,7 +211,7 @@ def problems(node: Node) -> list[dict[str, Any]]:
 
 
 def check(node: Node, refusal: Refusal) -> None:
-    """A claim that meets the refusal, and lives on after it."""
+    """An allocation that meets the refusal, and lives on after it."""
     kubelet = node.kubelet
     kubelet.allocate(P0)
     prs = rack.count(CARD, "prs")
@@ -247,7 +247,7 @@ def check(node: Node, refusal: Refusal) -> None:
     eventually(lambda: rack.drivers() == ["", ""], "drivers given back")
 
 
-def test_each_refusal_is_told_with_its_reason_and_remedy_and_the_claim_survives_it():
+def test_each_refusal_is_told_with_its_reason_and_remedy_and_the_allocation_survives_it():
     with Node("1x1+ofs").up().told() as node:
         for name, refusal in REFUSALS.items():
             print(f"--- {name} ---")  # noqa: T201  # pytest shows it with a failure

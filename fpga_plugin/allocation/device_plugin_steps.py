@@ -1,0 +1,378 @@
+"""What kubelet does by the device plugin API: its instances, and allocations made and ended."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from msgspec import UNSET
+
+from fpga_plugin.allocation.journal.records import Allocation, Change, DebugHold, Fact, Tenancy
+from fpga_plugin.allocation.names import (
+    DELETE_THE_POD,
+    grants_among,
+    is_function,
+    names_kind_of,
+)
+from fpga_plugin.allocation.naming import Naming
+from fpga_plugin.allocation.obstacles import ANOTHER_POD, Kind, Obstacles, Stops
+from fpga_plugin.allocation.state import State
+from fpga_plugin.allocation.step import WORKED_ON, Step
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.names import PodUid, ResourceName
+
+
+class DevicePluginSteps:
+    """The ledger's steps on the side of kubelet."""
+
+    def __init__(self, state: State, obstacles: Obstacles, naming: Naming) -> None:
+        self._state = state
+        self._obstacles = obstacles
+        self._naming = naming
+
+    def kubelet_found(self, instance: str) -> None:
+        """A kubelet instance was found, which may be another than before.
+
+        Between its start and our registration kubelet starts containers without PreStart, so every
+        allocation may have been used, and PostStops of before cannot be counted any more. Holds
+        even if it cannot be written.
+        """
+        state = self._state
+        if instance == state.kubelet_instance:
+            return
+        step = Step(
+            state,
+            Change(
+                facts={Fact.KUBELET: instance},
+                pending_poststops=dict.fromkeys(state.pending_poststops, 0),
+            ),
+        )
+        for device, allocation in state.allocations.items():
+            if not allocation.missed_prestart:
+                step.change.allocations[device] = replace(allocation, missed_prestart=True)
+            step.use(state.tenancies.users(allocation))
+        step.commit()
+
+    @property
+    def sends_env(self) -> bool:
+        """Whether this kubelet is known to send the environment in PreStart."""
+        return (
+            bool(self._state.env_instance)
+            and self._state.env_instance == self._state.kubelet_instance
+        )
+
+    def env_seen(self) -> None:
+        """This kubelet sent a non-empty environment."""
+        if not self.sends_env:
+            self._state.commit(Change(facts={Fact.ENVIRONMENT: self._state.kubelet_instance}))
+
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Allocation, ...]:
+        """Grant devices: all of them, or none.
+
+        Of a device that is owned under the same resource: without a PreStart since the last
+        Allocate this is the same pod's next container, or the pod never started; with one it is an
+        implied release of exactly this device, and PreStart sorts out the rest.
+
+        Raises:
+            UnknownDeviceError: no such device.
+            RefusedError: an obstacle stands against one of them.
+            JournalError: nothing was granted.
+        """
+        devices = self._naming.check_devices(resource, ids)
+        self._state.activity.update(devices)
+        step = Step(self._state)
+        implied = 0
+        granted: list[Allocation] = []
+        for device in devices:
+            present = self._state.allocations.get(device)
+            self._obstacles.check(device, Stops.ALLOCATE if present is None else Stops.REPEAT)
+            if present is not None and not present.prestart_seen and not present.missed_prestart:
+                granted.append(self._grant_again(step, present))
+                continue
+            if present is not None:
+                self._check_name(device, resource)
+                step.release(present)
+                implied += 1
+            regions = self._obstacles.regions_of(device)
+            grants = {region.id: region.grant for region in regions}
+            pending_poststops = step.pending_poststops(device)
+            granted.append(
+                step.grant(device, resource, grants, [None], prestarts=pending_poststops)
+            )
+        nodes = [node for allocation in granted for _, node in allocation.nodes]
+        if len(set(nodes)) < len(nodes):
+            raise RefusedError(
+                f"{', '.join(devices)} show the same device node: device numbers are changing",
+                hint=ANOTHER_POD,
+            )
+        step.commit()
+        self._state.ends["implied"] += implied
+        return tuple(granted)
+
+    def _grant_again(self, step: Step, present: Allocation) -> Allocation:
+        """An unused allocation again: to the same pod, or to another after one that failed.
+
+        Raises:
+            RefusedError: its nodes are other devices' by now; the allocation is ended.
+        """
+        try:
+            self._obstacles.check_grants(present)
+        except RefusedError:
+            # Whoever was given the old nodes could never start, nor can whoever shares them;
+            # kept, the allocation would refuse every later pod too.
+            self.release([present.device])
+            raise
+        if present.pod is not None:  # whose it is now has to be learnt again
+            users = self._state.tenancies.users(present)
+            step.change.tenancies |= dict.fromkeys((one.key for one in users), None)
+            present = step.change.allocations[present.device] = replace(present, pod=None)
+            step.begin(present, [None], used=False)
+        return present
+
+    def _check_name(self, device: DeviceId, resource: ResourceName) -> None:
+        """Whether another pod may have a device under the name by which its owner has it.
+
+        Kubelet gave it from the list of before. Given again under it, allocation after allocation
+        would keep the former name, or a meaning that an alias has no more, for as long as pods ask
+        for it.
+
+        Raises:
+            RefusedError: regions keep their functions since, or it is given out under another name.
+        """
+        if self._naming.serves_functions and not is_function(resource):
+            raise RefusedError(
+                f"{resource} is left to the pods that have it: regions are handed over with the"
+                " functions that are on them (FPGA_PLUGIN_ADVERTISE=af)",
+                hint="ask for the function's resource, which begins with af-",
+            )
+        present = self._naming.present_resource(device)
+        if present not in {None, resource}:
+            raise RefusedError(
+                f"{resource} is left to the pods that have it: {device} is given out as {present}",
+                hint=f"ask for {present}",
+            )
+
+    def adopt(
+        self,
+        resource: ResourceName,
+        device: DeviceId,
+        pod: PodUid | None,
+        env: Mapping[str, str],
+    ) -> Allocation:
+        """Make the allocation that kubelet's records show and the ledger lacks (a lost journal).
+
+        Args:
+            resource: under which kubelet has it.
+            device: which; its card need not be there.
+            pod: whose.
+            env: the variables that the pod was given, `FPGA_DEVICE_<REGION ID>` among them; where
+                kubelet kept none, its regions' present grants are taken for it.
+
+        Raises:
+            RefusedError: it conflicts with what the ledger knows, or nothing reports its nodes.
+        """
+        if device in self._state.allocations:
+            raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
+        if not names_kind_of(resource, device):
+            raise RefusedError(f"{device} is no device of {resource}")
+        for obstacle in self._obstacles.of(device):
+            if obstacle.kind is Kind.MODE:
+                raise obstacle.refusal()
+        grants = grants_among(device, env)
+        grants = grants or {r.id: r.grant for r in self._obstacles.regions_of(device)}
+        step = Step(self._state)
+        allocation = step.grant(
+            device,
+            resource,
+            grants,
+            [pod],
+            used=True,
+            pod=pod,
+            prestarts=1 + step.pending_poststops(device),  # one was not seen: never balanced
+        )
+        if resource not in self._state.resources:
+            step.change.resources[resource] = True  # kubelet re-admits its pods by this name
+        for region in grants:
+            # PROGRAMMED without an owner: an operator did that, for himself.
+            step.spoil(region, "a pod may have used it")
+        step.commit()
+        return allocation
+
+    def reconciled(self, cards: Iterable[CardId]) -> None:
+        """What kubelet's records show of these cards was adopted: all their owners are known."""
+        known = self._state.unreconciled.intersection(cards)
+        self._state.unreconciled -= known
+        for card in known:
+            self._state.notify(card)
+
+    def keep_back(self, cards: Iterable[CardId]) -> None:
+        """Who has these cards is not known: kubelet's records name somebody who is no owner."""
+        new = set(cards) - self._state.unreconciled
+        self._state.unreconciled |= new
+        for card in new:
+            self._state.notify(card)
+
+    def bind_pod(
+        self,
+        devices: Iterable[DeviceId],
+        pod: PodUid,
+        env: Mapping[str, str] = MappingProxyType({}),
+        cgroups: Collection[Cgroup] = (),
+    ) -> None:
+        """Kubelet's records name the pod that owns these devices.
+
+        An allocation that is known to be another pod's is released and made again: kubelet gave the
+        device to somebody else without our hearing of it.
+
+        Args:
+            devices: whose pod it is.
+            pod: which.
+            env: as of `adopt`, where the pod is another one; empty: it has the nodes of before.
+            cgroups: those of the pod, while a container of it is about to start.
+        """
+        step = Step(self._state)
+        implied = 0
+        for device in devices:
+            allocation = self._state.allocations.get(device)
+            if allocation is None:
+                continue
+            if allocation.pod in {None, pod}:
+                self._bind(step.change, allocation, pod, cgroups)
+                continue
+            step.release(allocation)
+            implied += 1
+            step.grant(
+                device,
+                allocation.resource,
+                grants_among(device, env) or allocation.grants,
+                [pod],
+                used=True,
+                pod=pod,
+                prestarts=1 + step.pending_poststops(device),  # as in adopt
+            )
+        step.commit()
+        self._state.ends["implied"] += implied
+
+    def _bind(
+        self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]
+    ) -> None:
+        """The pod of an allocation is this one, and runs in these cgroups."""
+        tenancies = self._state.tenancies
+        if allocation.pod is None:
+            change.allocations[allocation.device] = replace(allocation, pod=pod)
+        for one in tenancies.users(allocation):
+            key = replace(one.key, pod=pod)
+            # Beside the pod's there is one without a name where its end could not be written.
+            same = [each for each in (tenancies.get(key), one) if each is not None]
+            cgroups = tuple(dict.fromkeys([*(c for each in same for c in each.cgroups), *cgroups]))
+            used = any(each.used for each in same)
+            numbers = tuple(sorted({n for each in same for n in each.numbers or ()})) or UNSET
+            now = replace(one, key=key, used=used, cgroups=cgroups, numbers=numbers)
+            if now != one:
+                change.tenancies |= {one.key: None, key: now}
+
+    def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
+        """Count a PreStart, before anything is known of its outcome.
+
+        Raises:
+            JournalError: it cannot be written, and counts all the same: its PostStop will come.
+        """
+        change = Change()
+        for device in devices:
+            self._state.activity[device] += 1
+            allocation = self._state.allocations.get(device)
+            if allocation is None:
+                continue
+            # Of starts that failed while the plugin was away the PostStops may still come. Before
+            # this one nothing ran but what ran then, so the counts present.
+            instance = "" if device in self._state.inherited else allocation.instance
+            change.allocations[device] = replace(
+                allocation,
+                prestart_seen=True,
+                prestarts=allocation.prestarts + 1,
+                instance=instance,
+            )
+        self._state.commit(change)
+
+    def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
+        """Count a PostStop; returns the devices for which they balance the PreStarts.
+
+        Where one was started, their regions are DIRTY then, whatever it was given. A
+        PostStop may come long after its allocation ended, and carries nothing but device ids: those
+        that are still to come of earlier allocations are counted first.
+        """
+        step = Step(self._state)
+        balanced = []
+        for device in devices:
+            allocation = self._state.allocations.get(device)
+            if allocation is None:
+                if pending_poststops := self._state.pending_poststops.get(device, 0):
+                    step.change.pending_poststops[device] = pending_poststops - 1
+                continue
+            if allocation.poststops >= allocation.prestarts:
+                continue
+            allocation = replace(allocation, poststops=allocation.poststops + 1)
+            step.change.allocations[device] = allocation
+            if self._stopped(allocation):
+                balanced.append(device)
+                for region in allocation.grants if allocation.started else ():
+                    step.spoil(
+                        region,
+                        "as many containers of its owner ended as began",
+                        but=WORKED_ON,
+                    )
+        step.commit()
+        return tuple(balanced)
+
+    def balanced(self, device: DeviceId) -> bool:
+        """Whether all containers that started under the allocation are known to have stopped."""
+        allocation = self._state.allocations.get(device)
+        return allocation is not None and self._stopped(allocation)
+
+    def _stopped(self, allocation: Allocation) -> bool:
+        balanced = allocation.prestarts == allocation.poststops
+        return allocation.prestart_seen and self._state.countable(allocation) and balanced
+
+    def started(self, allocations: Iterable[Allocation], debug: DebugHold | None = None) -> None:
+        """A PreStart succeeded and is about to be answered.
+
+        `debug`: what its pod asks for should the container fail; of any region.
+        """
+        step = Step(self._state)
+        for allocation in allocations:
+            current = self._state.allocations[allocation.device]
+            step.end_debug(current.grants)
+            step.use(self._state.tenancies.users(current))
+            for region in current.grants:
+                if debug is not None:
+                    step.change.debug_holds[region] = replace(debug, region=region)
+            if not current.started:
+                step.change.allocations[allocation.device] = replace(current, started=True)
+        step.commit()
+
+    def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
+        """End the allocations on these devices; unknown and unowned ones are passed over.
+
+        Returns those that were owned.
+        """
+        step = Step(self._state)
+        released = []
+        for text in devices:
+            allocation = self._state.allocations.get(DeviceId(text))
+            if allocation is not None and self._state.claim_owner_of(allocation.device) is not None:
+                continue  # no call of the device plugin API is about it
+            if allocation is not None and allocation.device not in step.change.allocations:
+                step.release(allocation)
+                released.append(allocation.device)
+        step.commit()
+        self._state.activity.update(released)
+        self._state.ends["released"] += len(released)
+        return tuple(released)
+
+    def end_tenancies(self, tenancies: Iterable[Tenancy]) -> None:
+        """The processes of these are gone: nobody opens a region by their nodes."""
+        step = Step(self._state)
+        present = (self._state.tenancies.get(one.key) for one in tenancies)
+        step.end([one for one in present if one is not None and one.left])
+        step.commit()

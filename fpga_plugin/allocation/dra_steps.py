@@ -1,0 +1,319 @@
+"""ResourceClaims that have devices (DRA).
+
+The owner of a device is then a ResourceClaim, by its uid, and the pods that use it. What the ledger
+keeps for each device is the same as with the device plugin API (`Allocation`). A owner says besides
+whose these claims are. The two change in one transaction.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from fpga_plugin.allocation.journal.records import (
+    CLEAN,
+    Allocation,
+    Change,
+    ClaimOwner,
+    Condition,
+    Fact,
+    Prepared,
+    Tenancy,
+)
+from fpga_plugin.allocation.names import card_of, is_card
+from fpga_plugin.allocation.naming import Naming
+from fpga_plugin.allocation.obstacles import Obstacles, Stops
+from fpga_plugin.allocation.state import State
+from fpga_plugin.allocation.step import Step
+from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
+
+
+class DeviceOwnedError(NotFinishedError):
+    """Another claim still has a device; its end is waited for.
+
+    Attributes:
+        owner: which claim; None: it is none of DRA's.
+    """
+
+    def __init__(self, message: str, *, owner: ClaimUid | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.owner = owner
+
+
+class DraSteps:
+    """The ledger's steps on the side of DRA."""
+
+    def __init__(self, state: State, obstacles: Obstacles, naming: Naming, *, boot_id: str) -> None:
+        self._state = state
+        self._obstacles = obstacles
+        self._naming = naming
+        self._boot_id = boot_id
+
+    def is_prepared(self, owner: ClaimOwner) -> bool:
+        """Whether its devices were brought into the state that it asks for, in this boot."""
+        return not owner.ended and bool(owner.boot) and owner.boot == self._boot_id
+
+    def grant_error(self, owner: ClaimOwner) -> str:
+        """Why its nodes do not lead to its regions, and nobody else to these; empty: they do.
+
+        Invariant 10, of all devices that a claim has.
+        """
+        for device in owner.devices:
+            if (allocation := self._state.allocations.get(device)) is None:
+                return f"it does not have {device}"
+            try:
+                self._obstacles.check_grants(allocation)
+            except RefusedError as error:
+                return error.message
+        return ""
+
+    def preparation_error(self, owner: ClaimOwner) -> str:
+        """Why what was prepared for a claim is not there any more; empty: it is, and for it alone.
+
+        That the hardware fails does not count: that may pass.
+        """
+        if not self.is_prepared(owner):
+            return "it is not prepared"
+        for device in owner.devices:
+            for region in (
+                self._state.allocations[device].grants if device in self._state.allocations else ()
+            ):
+                record = self._state.record(region)
+                if record.condition not in CLEAN | {Condition.PROGRAMMED}:
+                    return f"region {region} is {record.condition}: {record.reason}"
+        return self.grant_error(owner)
+
+    def take(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
+        """Give a claim its devices, all of them or none, before anything is done to them.
+
+        `pods`: that use it, besides those that are known.
+
+        What the claim has of an earlier preparation ends with it.
+
+        Raises:
+            UnknownDeviceError: no such device.
+            DeviceOwnedError: another claim has one, or a device of the same card in the other mode.
+            RefusedError: an obstacle stands against one of them.
+            JournalError: nothing was given.
+        """
+        before = self._state.claim_owners.get(owner.uid)
+        if before is not None and before.ended:
+            before = None
+        users = {*pods, *(() if before is None else self._state.pods_of(before.devices))}
+        step = Step(
+            self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
+        )
+        allocations: list[Allocation] = []
+        for device in owner.devices:
+            # Not what it was given under before: its card may have another interface id by now.
+            resource = self._naming.present_resource(device)
+            if resource is None:
+                raise unknown_device(device)
+            self._check_others(owner, device)
+            present = self._state.allocations.get(device)
+            self._obstacles.check(device, Stops.CLAIM if present is None else Stops.PREPARE)
+            if present is not None:
+                step.release(present)
+            allocations.append(self._grant(step, device, resource, users))
+        if before is not None:  # it had others before: kubelet was notified of another allocation
+            self._leave(step, before, owner.devices)
+        step.commit()
+        return tuple(allocations)
+
+    def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
+        """What a claim in force has besides the `devices` that it is allocated now."""
+        owner = self._state.claim_owners.get(uid)
+        if owner is None or owner.ended:
+            return ()
+        return tuple(device for device in owner.devices if device not in devices)
+
+    def leave(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[CardId, ...]:
+        """A claim lets go of all but these devices: the others may be somebody else's by now.
+
+        Whether it ever gets those that it is allocated is another matter. Of a claim that has
+        nothing left no row is kept. Returns the cards of what it left, which is scrubbed in the
+        background.
+        """
+        if not (left := self.left_behind(uid, devices)):
+            return ()
+        owner = self._state.claim_owners[uid]
+        kept = tuple(device for device in owner.devices if device in devices)
+        requests = {each: names for each, names in owner.requests.items() if each in kept}
+        now = replace(owner, devices=kept, requests=requests, boot="") if kept else None
+        step = Step(self._state, Change(claim_owners={uid: now}))
+        self._leave(step, owner, kept)
+        step.commit()
+        self._state.ends["released"] += len(left)
+        return tuple(dict.fromkeys(map(card_of, left)))
+
+    def _leave(self, step: Step, owner: ClaimOwner, kept: Collection[DeviceId] = ()) -> None:
+        for device in owner.devices:
+            if device not in kept and (present := self._state.allocations.get(device)) is not None:
+                step.release(present)
+
+    def _grant(
+        self,
+        step: Step,
+        device: DeviceId,
+        resource: ResourceName,
+        pods: Iterable[PodUid],
+        *,
+        used: bool = False,
+    ) -> Allocation:
+        grants = {region.id: region.grant for region in self._obstacles.regions_of(device)}
+        # Its PreStarts are never balanced: with DRA no PostStop comes.
+        return step.grant(
+            device, resource, grants, pods, used=used, prestart_seen=True, prestarts=1
+        )
+
+    def _check_others(self, owner: ClaimOwner, device: DeviceId) -> None:
+        """Invariant 1, among claims.
+
+        Raises:
+            DeviceOwnedError: another claim has the device, its card or a region of it.
+        """
+        card, whole = card_of(device), is_card(device)
+        for allocation in self._state.allocations_on(card):
+            if allocation.device != device and is_card(allocation.device) == whole:
+                continue  # a neighbour
+            other = self._state.claim_owner_of(allocation.device)
+            if other is not None and other.uid == owner.uid:
+                continue  # what it has from before, which ends with this
+            who = "a pod of the device plugin" if other is None else f"claim {other.uid}"
+            raise DeviceOwnedError(
+                f"{allocation.device} is still held by {who}",
+                owner=None if other is None else other.uid,
+                hint="it is tried again when kubelet retries; see why that claim does not end",
+            )
+        both = [d for d in owner.devices if card_of(d) == card and is_card(d) != whole]
+        if both:
+            raise RefusedError(
+                f"the claim has card {card} as a whole and by region at the same time",
+                hint="the scheduler must know the counters of the node's ResourceSlices",
+            )
+
+    def prepared(self, uid: ClaimUid, what: Mapping[RegionId, Prepared]) -> None:
+        """What a claim asks for is done and verified; kubelet is about to be told."""
+        owner = self._state.claim_owners[uid]
+        now = replace(owner, boot=self._boot_id, prepared=what)
+        step = Step(self._state, Change(claim_owners={uid: now}))
+        for device in owner.devices:
+            allocation = self._state.allocations[device]
+            step.use(self._state.tenancies.users(allocation))
+            if not allocation.started:
+                step.change.allocations[device] = replace(allocation, started=True)
+        step.commit()
+
+    def unprepared(self, uid: ClaimUid) -> None:
+        """What was prepared for a claim is no longer what it asks for."""
+        self._state.commit(
+            Change(claim_owners={uid: replace(self._state.claim_owners[uid], boot="")})
+        )
+
+    def adopt_claim(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
+        """Make the owner that kubelet's record shows and the journal lacks: pods may run with it.
+
+        Of one that the journal has, the devices whose claims it lost; the others stay as they are.
+
+        Raises:
+            FpgaPluginError: it conflicts with what the ledger knows.
+        """
+        step = Step(
+            self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
+        )
+        allocations = []
+        for device in owner.devices:
+            other = (
+                self._state.claim_owner_of(device) if device in self._state.allocations else None
+            )
+            if other is not None and other.uid == owner.uid:
+                continue
+            resource = self._naming.device_resource(device)
+            if resource is None:
+                raise UnknownDeviceError(f"this node has no device {device}")
+            self._check_others(owner, device)
+            allocation = self._grant(step, device, resource, pods, used=True)
+            allocations.append(allocation)
+            for region in allocation.grants:
+                step.spoil(region, "a pod may have used it")
+        step.commit()
+        return tuple(allocations)
+
+    def claims_read(self) -> None:
+        """Kubelet's record of claims was read: none has a device that the ledger lacks."""
+        if self._state.resource_claims_unknown:
+            self._state.commit(Change(facts={Fact.RESOURCE_CLAIMS: ""}))
+
+    def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
+        """These pods use a claim, besides those that are known.
+
+        No container of theirs starts with what is not prepared; of an adopted one nobody knows.
+        """
+        step = Step(self._state)
+        for allocation in self._allocations_of(uid):
+            users = self._state.tenancies.users(allocation)
+            there = {one.pod for one in users if not one.left}
+            used = allocation.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
+            step.begin(allocation, [pod for pod in pods if pod not in there], used=used)
+            # Whoever comes again had it before, prepared or not.
+            again = (step.change.tenancies.get(one.key) for one in users if one.used)
+            step.use([one for one in again if one is not None])
+        step.commit()
+
+    def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
+        """Kubelet's record names no pods of a claim but these: the others are done with it."""
+        self._state.commit(
+            Change(
+                tenancies={
+                    one.key: replace(one, left=True)
+                    for one in self.tenancies_of_claim(uid)
+                    if one.pod not in pods and not one.left
+                }
+            )
+        )
+
+    def tenancies_of_claim(self, uid: ClaimUid) -> list[Tenancy]:
+        """Of the pods that use a claim, or did by its present allocation."""
+        return [
+            one
+            for allocation in self._allocations_of(uid)
+            for one in self._state.tenancies.users(allocation)
+        ]
+
+    def _allocations_of(self, uid: ClaimUid) -> list[Allocation]:
+        """The devices that a claim in force has."""
+        owner = self._state.claim_owners.get(uid)
+        if owner is None or owner.ended:
+            return []
+        return [
+            allocation
+            for device in owner.devices
+            if (allocation := self._state.allocations.get(device))
+        ]
+
+    def end_claim(self, uid: ClaimUid) -> tuple[CardId, ...]:
+        """The end of a claim; what it had is scrubbed in the background.
+
+        The owner stays, as ended, until that is done (`forget_claim`). Returns the cards.
+        """
+        owner = self._state.claim_owners.get(uid)
+        if owner is None or owner.ended:
+            return ()
+        step = Step(self._state, Change(claim_owners={uid: replace(owner, ended=True, boot="")}))
+        self._leave(step, owner)
+        step.commit()
+        self._state.ends["released"] += len(owner.devices)
+        return tuple(dict.fromkeys(map(card_of, owner.devices)))
+
+    def forget_claim(self, uid: ClaimUid) -> None:
+        """What an ended claim had is clean, or kept back for good."""
+        if uid in self._state.claim_owners and self._state.claim_owners[uid].ended:
+            self._state.commit(Change(claim_owners={uid: None}))
+
+
+def unknown_device(device: DeviceId) -> UnknownDeviceError:
+    """What a claim hears of a device that is not there."""
+    return UnknownDeviceError(
+        f"this node has no device {device}",
+        hint="its card was removed after the claim was allocated: delete the pod",
+    )

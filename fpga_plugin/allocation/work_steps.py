@@ -1,0 +1,239 @@
+"""What work on a region does to the ledger: every step is written before it begins."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fpga_plugin.allocation.journal.records import (
+    CLEAN,
+    Allocation,
+    Change,
+    Condition,
+    RegionRecord,
+    Tenancy,
+    TenancyKey,
+    TenantImage,
+)
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.naming import Naming
+from fpga_plugin.allocation.state import State
+from fpga_plugin.allocation.step import Step
+from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.ids import AfuId, CardId, RegionId
+
+LONGEST_REASON: Final = 4096
+"""Characters of what a region's record says; messages are shorter, but for what they quote."""
+
+BY_HAND = "an operator programmed it (`fpga-plugin card program`)"
+"""The reason of a region that is PROGRAMMED and has no owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a region was when work on it began, to tell what came between.
+
+    Attributes:
+        number: of the allocation that covered it; 0 without one.
+        left: tenancies that were over by kubelet's word.
+    """
+
+    number: int
+    left: frozenset[TenancyKey]
+
+
+class WorkSteps:
+    """The ledger's steps on the side of scrubbing and programming."""
+
+    def __init__(self, state: State, naming: Naming) -> None:
+        self._state = state
+        self._naming = naming
+        self._begun: dict[RegionId, Begun] = {}
+
+    def working(self, regions: Iterable[RegionId], *, image: AfuId | None = None) -> None:
+        """The next step changes what is on these regions: until it is done, nothing is known.
+
+        Said again of a region that is being worked on, it goes on with the same work. `image`: an
+        owner's, which they are about to be programmed with; known until a blank replaces it.
+        """
+        regions = tuple(regions)
+        begun = {}
+        for region in regions:
+            record = self._state.record(region)
+            if record.condition is not Condition.SCRUBBING:
+                allocation = self._state.region_allocation(region)
+                left = frozenset(one.key for one in self._state.tenancies.left(region))
+                begun[region] = Begun(0 if allocation is None else allocation.number, left)
+        step = Step(self._state)
+        step.mark(begun, Condition.SCRUBBING)
+        if image is not None:
+            step.change.images = {TenantImage(region, image): True for region in regions}
+        step.end_debug(regions)
+        step.commit()
+        self._begun.update(begun)
+
+    def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
+        """Somebody's image or state may be on them; holds even if it cannot be written."""
+        self._mark(regions, Condition.DIRTY, reason)
+
+    def faulted(self, region: RegionId, reason: str) -> None:
+        """The region cannot be used until an operator, or a rebind, mends it.
+
+        Holds even if it cannot be written.
+        """
+        self._mark([region], Condition.FAULTED, reason)
+
+    def _mark(self, regions: Iterable[RegionId], condition: Condition, reason: str) -> None:
+        step = Step(self._state)
+        step.mark(regions, condition, _writable(reason))
+        step.commit()
+
+    def another_blank(self, card: CardId) -> None:
+        """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
+        self._forgive(card, "the blank bitstream was replaced")
+
+    def another_try(self, card: CardId) -> None:
+        """The operator mended something: what failed and nobody owns is worth a scrub."""
+        self._forgive(card, "an operator asked to try it again")
+
+    def _forgive(self, card: CardId, reason: str) -> None:
+        present = self._state.cards.get(card)
+        self.dirty(
+            [
+                region.id
+                for region in (present.regions if present is not None else ())
+                if self._state.record(region.id).condition is Condition.FAULTED
+                and ((fault := self._state.failing.get(region.id)) is None or not fault.stops_work)
+                and self._state.region_allocation(region.id) is None
+            ],
+            reason,
+        )
+
+    def clean(
+        self, region: RegionId, afu_id: AfuId | None, *, blank: bool, ended: bool = True
+    ) -> None:
+        """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before uses it any more.
+
+        Its owner's containers, if it has one, ended: the next one's start is a PreStart. `ended`:
+        all was done that is due at an allocation's end; else its owner counts as one who used it,
+        so that it is scrubbed once more then.
+
+        Raises:
+            NotFinishedError: something came between since the work began.
+        """
+        record = self._state.record(region)
+        scrubbed = record.condition not in CLEAN
+        if scrubbed:
+            self._check_undisturbed(record)
+        condition = Condition.BLANK if blank else Condition.UNBLANKED
+        step = Step(self._state)
+        step.mark([region], condition, "", afu_id)
+        if scrubbed:
+            allocation = self._state.region_allocation(region)
+            step.end(self._done_with(region, allocation))
+            # A container that began without a PreStart may have the region in spite of the scrub.
+            if ended and allocation is not None and not allocation.missed_prestart:
+                for one in self._state.tenancies.users(allocation):
+                    if one.region == region and one.used and not one.left:
+                        step.change.tenancies[one.key] = replace(one, used=False)
+        if blank:
+            there = self._state.images.get(region, ())
+            step.change.images = {TenantImage(region, image): False for image in there}
+        if afu_id is not None:
+            self._naming.name_function(step.change, region, afu_id)
+        step.commit()
+
+    def programmed(self, region: RegionId, afu_id: AfuId) -> None:
+        """Scrubbed since its last owner, programmed for the present one, and verified.
+
+        Raises:
+            NotFinishedError: something came between since the work began.
+        """
+        record = self._state.record(region)
+        begun = self._check_undisturbed(record)
+        allocation = self._state.region_allocation(region)
+        if allocation is None or allocation.number != begun.number:
+            raise _disturbed(region, "its owner left")
+        step = Step(self._state)
+        step.mark([region], Condition.PROGRAMMED, "", afu_id)
+        step.end(self._done_with(region, allocation))
+        step.commit()
+
+    def _done_with(self, region: RegionId, allocation: Allocation | None) -> list[Tenancy]:
+        """Tenancies that are over with a region's scrub: their pods are gone.
+
+        But for the present owner's pod: what it had before it has still. Nodes and their numbers
+        that it has again are in its hands by its present tenancy; others may be another region's by
+        now.
+        """
+        if allocation is None or allocation.pod is None:
+            return self._state.tenancies.left(region)
+        users = self._state.tenancies.users(allocation)
+        ways = {way for one in users if one.region == region for way in one.ways}
+        return [
+            one
+            for one in self._state.tenancies.left(region)
+            if one.pod != allocation.pod or ways.issuperset(one.ways)
+        ]
+
+    def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
+        """Scrubbed since its last owner, programmed for the operator, and verified.
+
+        Nobody owns it, and nobody is given it: its card is drained. Its end leaves it DIRTY.
+
+        Raises:
+            NotFinishedError: something came between since the work began.
+        """
+        record = self._state.record(region)
+        self._check_undisturbed(record)
+        if (
+            card_of(region) not in self._state.drained
+            or self._state.region_allocation(region) is not None
+        ):
+            raise _disturbed(region, "its card is in service again")
+        step = Step(self._state)
+        step.mark([region], Condition.PROGRAMMED, BY_HAND, afu_id)
+        step.end(self._state.tenancies.left(region))
+        step.commit()
+
+    def note_failure(self, region: RegionId, failure: str) -> None:
+        """What a pod's status says of the containers that have a region; empty: none failed."""
+        failure, debug = _writable(failure), self._state.debug_holds.get(region)
+        if debug is not None and debug.failure != failure:
+            self._state.commit(Change(debug_holds={region: replace(debug, failure=failure)}))
+
+    def keep(self, region: RegionId, until: float) -> None:
+        """Keep a region that nobody owns as it is; `until` is of the boot clock."""
+        debug = self._state.debug_holds[region]
+        if debug.until != until:
+            self._state.commit(Change(debug_holds={region: replace(debug, until=until)}))
+
+    def end_debug(self, regions: Iterable[RegionId]) -> None:
+        """These regions are no longer kept, nor to be: the next scrub makes them clean."""
+        step = Step(self._state)
+        step.end_debug(regions)
+        step.commit()
+
+    def _check_undisturbed(self, record: RegionRecord) -> Begun:
+        begun = self._begun.get(record.region)
+        if record.condition is not Condition.SCRUBBING or begun is None:
+            raise _disturbed(record.region, record.reason)
+        if any(one.key not in begun.left for one in self._state.tenancies.left(record.region)):
+            raise _disturbed(record.region, "an owner left")
+        return begun
+
+    def set_memory_clear_pending(self, card: CardId, *, open_: bool) -> None:
+        """Whether on-card memory may still hold an earlier tenant's data."""
+        if (card in self._state.memory_clear_pending) != open_:
+            self._state.commit(Change(memory_clear_pending={card: open_}))
+
+
+def _writable(text: str) -> str:
+    """What any reader can read again, of whatever a message quotes."""
+    return text.encode(errors="replace").decode()[:LONGEST_REASON]
+
+
+def _disturbed(region: RegionId, what: str) -> NotFinishedError:
+    return NotFinishedError(
+        f"region {region} changed while it was worked on: {what or 'its history is not known'}",
+        hint="the next try works on what is there now",
+    )

@@ -1,0 +1,55 @@
+"""What is told of a card and of its regions: by it claims choose, and containers know it."""
+
+from typing import Final, TypeAlias
+
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceKind
+
+STANDARD: Final = "resource.kubernetes.io"
+"""Domain of the attributes that mean the same with every driver."""
+
+PCI_BUS_ID: Final = f"{STANDARD}/pciBusID"
+
+Value: TypeAlias = bool | int | str
+
+
+def attributes(
+    card_id: CardId, kind: ResourceKind, interface: InterfaceId | None, card: Card | None
+) -> dict[str, Value]:
+    """Of a card or of one of its regions; names without a domain are the driver's.
+
+    Args:
+        card_id: of the card.
+        kind: which of both.
+        interface: of the card; None: not known.
+        card: as it is; None: it is not there.
+    """
+    told: dict[str, Value] = {
+        "type": "card" if kind is ResourceKind.WHOLE else "region",
+        "card": device_name(DeviceId(card_id)),
+    }
+    if interface is not None:
+        told["interfaceID"] = interface
+    if card is not None:
+        known = {
+            "vendor": card.vendor,
+            "family": card.family,
+            "model": card.model,
+            "serialNumber": card.serial,
+            "firmware": card.firmware,
+        }
+        told |= {name: text for name, text in known.items() if text}
+        told[PCI_BUS_ID] = str(card.address)
+        if card.pcie_root:
+            told[f"{STANDARD}/pcieRoot"] = card.pcie_root
+        if card.numa_node is not None:
+            told[f"{STANDARD}/numaNode"] = card.numa_node
+    return told
+
+
+def as_json(value: Value) -> dict[str, Value]:
+    """A value as resource.k8s.io/v1 has it (DeviceAttribute)."""
+    if isinstance(value, bool):
+        return {"bool": value}
+    return {"int" if isinstance(value, int) else "string": value}

@@ -1,0 +1,136 @@
+"""What each region of a claim is to become: the claim's config, or its pod's variables.
+
+Whichever it is, the config of the DeviceClass bounds it.
+"""
+
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.requests.environment import container_requests
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.parse import FpgaRequest, Target, assign
+from fpga_plugin.cards.targets import Targets
+from fpga_plugin.dra.claim import CALL_SECONDS, Allocated, ResourceClaim
+from fpga_plugin.dra.regionconfig import DeviceTarget, merged, within
+from fpga_plugin.errors import InvalidRequestError, NoSourceError, RefusedError
+from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.ids import DeviceId, InterfaceId, RegionId
+from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.pod import Pod
+
+
+class ClaimTargets:
+    """See the module.
+
+    Args:
+        ledger: knows the cards.
+        targets: what variables mean.
+        kubeconfig: path of a file with credentials; None: the pod's service account.
+    """
+
+    def __init__(self, ledger: Ledger, targets: Targets, kubeconfig: str | None) -> None:
+        self._ledger = ledger
+        self._targets = targets
+        self._kubeconfig = kubeconfig
+
+    async def of(self, claim: ResourceClaim) -> dict[RegionId, FpgaRequest | None]:
+        """What each region is to become; None: blank.
+
+        Raises:
+            NotPermittedError: a DeviceClass does not allow it.
+            NoSourceError: the pod cannot be read.
+            FpgaPluginError: what is asked for makes no sense, or a card is gone.
+        """
+        claim_targets = (
+            {one.device: merged(claim.of(one, from_class=False)) for one in claim.devices}
+            if claim.pod is None
+            else None
+        )
+        asked = {} if claim_targets is not None else await self._of_pod(claim)
+        found: dict[RegionId, FpgaRequest | None] = {}
+        for one in claim.devices:
+            regions = self._ledger.obstacles.regions_of(
+                one.device
+            )  # its card may have gone meanwhile
+            interface = self._ledger.cards[card_of(one.device)].interface_id
+            for region in regions:
+                target = (
+                    claim_targets[one.device]
+                    if claim_targets is not None
+                    else asked.get(region.id, DeviceTarget())
+                )
+                allowed = within(claim.of(one, from_class=True), target, f"device {one.device}")
+                found[region.id] = _request(allowed, interface, one.device)
+        return found
+
+    async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, DeviceTarget]:
+        """What the containers ask for in their environment that share the claim."""
+        assert claim.pod is not None, "asked for only then"
+        from fpga_plugin.kubernetes.apiserver.pods import ApiServer  # where needed
+
+        name, uid = claim.pod
+        server = ApiServer(self._kubeconfig, call_seconds=CALL_SECONDS)
+        pod, mapped = await server.get_extended(*name)
+        if pod.uid != uid:
+            raise NoSourceError(f"pod {name} is another one by now: its uid is not {uid}")
+        if mapped is None or mapped.claim != claim.ref.name:
+            raise NoSourceError(f"pod {name} does not say yet which containers use {claim.ref}")
+        return await self._shared(claim, pod, mapped.requests)
+
+    async def _shared(
+        self, claim: ResourceClaim, pod: Pod, mapped: tuple[tuple[str, str], ...]
+    ) -> dict[RegionId, DeviceTarget]:
+        found: dict[RegionId, tuple[str, DeviceTarget]] = {}
+        containers, _ = container_requests(pod)
+        for container in containers:
+            names = {request for name, request in mapped if name == container.name}
+            devices = [one for one in claim.devices if one.request in names]
+            if not devices:
+                continue
+            if container.wrong is not None:
+                message, hint = container.wrong
+                raise InvalidRequestError(message, hint=hint)
+            identity = Identity(
+                pod=claim.pod and claim.pod[1],
+                container=container.name,
+                name=PodName(pod.namespace, pod.name),
+            )
+            # Names of bitstreams become ids here, so that a class's pin is held against ids.
+            env = {**container.unknown, **container.env}
+            requests = await self._targets.requests(identity, [one.device for one in devices], env)
+            for region, request in assign(requests, self._candidates(devices)).items():
+                target = (
+                    DeviceTarget()
+                    if request is None
+                    else DeviceTarget(request.file_id, request.settings)
+                )
+                other, before = found.setdefault(region, (container.name, target))
+                if before != target:
+                    raise RefusedError(
+                        f"containers {other} and {container.name} share a device and ask for"
+                        " different bitstreams: a claim is prepared once, before both",
+                        hint="give each container a device of its own, or ask for the same",
+                    )
+        return {region: target for region, (_, target) in found.items()}
+
+    def _candidates(self, devices: list[Allocated]) -> list[Target]:
+        return [
+            Target(
+                region=region.id,
+                device=one.device,
+                interface_id=self._ledger.cards[card_of(one.device)].interface_id,
+            )
+            for one in devices
+            for region in self._ledger.obstacles.regions_of(one.device)
+        ]
+
+
+def _request(target: DeviceTarget, interface: InterfaceId, device: DeviceId) -> FpgaRequest | None:
+    if target.bitstream is None:
+        if target.settings != DriverSettings():
+            raise InvalidRequestError(
+                f"device {device}: driver parameters are given, and no bitstream",
+                hint="name the bitstream in RegionConfig",
+            )
+        return None
+    return FpgaRequest(
+        suffix="", interface_id=interface, bitstream_id=target.bitstream, settings=target.settings
+    )

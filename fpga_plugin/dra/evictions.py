@@ -1,0 +1,73 @@
+"""Pods that nobody evicts, although a device of their claim failed before they could start.
+
+Such a device has a NoExecute taint (`wanted.py`), by which Kubernetes deletes the pod, so that its
+controller makes another, which the scheduler places elsewhere. Before 1.37.2 it does not do so for
+pods that ask by `limits` (kubernetes/kubernetes#141290), a claim may tolerate the taint, and the
+cluster may have no such controller. No version is guessed: kubelet prepares nothing for a pod that
+is being deleted, so a pod for whose claim it still asks was not evicted.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
+from fpga_plugin.dra.desired import cannot_start
+from fpga_plugin.host.bounded import BoundedDict
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.names import ClaimUid
+
+PATIENCE: Final = 30.0
+"""Seconds for which an eviction may take; kubelet asks again after 60 to 90."""
+
+_KEPT: Final = 256
+"""Claims of which is remembered since when their pods are to be evicted."""
+
+
+class Evictions:
+    """Belongs to the event loop.
+
+    Args:
+        ledger: knows which devices failed.
+        clock: tells seconds.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._since: BoundedDict[ClaimUid, float] = BoundedDict(_KEPT)
+
+    def overdue(
+        self, ref: ClaimRef, claim: ResourceClaim | None, devices: Iterable[DeviceId]
+    ) -> str:
+        """What to say to a claim's pod after a Prepare that failed; empty: nothing.
+
+        Args:
+            ref: the claim.
+            claim: as it was read last.
+            devices: that it has.
+        """
+        failed = [one for one in devices if cannot_start(self._ledger, one)]
+        if not failed:
+            self._since.pop(ref.uid, None)
+            return ""
+        now = self._clock()
+        if ref.uid not in self._since:
+            self._since[ref.uid] = now
+        waited = now - self._since[ref.uid]
+        return _said(failed, claim, waited) if waited >= PATIENCE else ""
+
+
+def _said(failed: Collection[DeviceId], claim: ResourceClaim | None, waited: float) -> str:
+    why = (
+        "its claim tolerates the taint, or the cluster evicts no pods for taints of devices"
+        if claim is None or claim.pod is None
+        else "before 1.37.2 Kubernetes evicts no pod that asks by limits"
+        " (kubernetes/kubernetes#141290)"
+    )
+    return (
+        f"{', '.join(failed)} failed before the pod started and has a NoExecute taint, and after"
+        f" {waited:.0f} s nobody has evicted the pod: {why}; delete it, so that its controller"
+        " makes another"
+    )

@@ -1,0 +1,511 @@
+"""A claim's life on this node: prepared, used, ended (NodePrepareResources and …Unprepare…).
+
+Prepare is idempotent by the claim's uid and allocation: what was prepared in this boot is answered
+from the journal, and the hardware is not touched, whoever uses it by now. The claim is read all the
+same: it may have been deallocated, and allocated again with other devices under the same uid, while
+kubelet was away or forgot it. What it had before is withdrawn then, and ends once nobody uses it.
+Else the claim's devices become its own in the ledger, and are scrubbed, programmed and verified as
+with the device plugin API. The work is a task of its own, which the call's end does not end:
+kubelet's next call finds the result. What passes by itself (an earlier tenant that still runs, a
+slow API server) is waited for inside the call, since kubelet tries again only after 60 to 90 s. A
+result does not expire: kubelet ends each claim that it asked to prepare.
+
+Unprepare ends the claim, and is answered when its regions are clean, so that the scheduler gives
+nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod: the
+answer comes once the scheduler has been notified, else the next claim would get it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from fpga_plugin.allocation.dra_steps import DeviceOwnedError, unknown_device
+from fpga_plugin.allocation.journal.records import ClaimOwner, Prepared
+from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.permission import Permission
+from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.parse import FpgaRequest
+from fpga_plugin.cards.handover import last_look
+from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget, TenancyActiveError
+from fpga_plugin.cards.targets import Targets
+from fpga_plugin.dra.cdi import device_id
+from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.claim_targets import ClaimTargets
+from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.files import ClaimFiles
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NoSourceError,
+    NotFinishedError,
+    PortInUseError,
+    RefusedError,
+)
+from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.host.bounded import BoundedDict
+from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource
+from fpga_plugin.kubernetes.names import ClaimUid, PodName, ResourceName
+from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
+
+log = structlog.get_logger()
+
+ANSWER_SECONDS: Final = 40.0
+"""Until a call is answered; kubelet gives it 45 s (pkg/kubelet/cm/dra/plugin)."""
+
+KEPT_CLAIMS: Final = 256
+"""Claims of which is remembered what was read of them last, to say whose a refusal is."""
+
+FIRST_RETRY, LAST_RETRY = 0.1, 2.0
+"""Seconds between two looks at what has to pass."""
+
+_PASSING: Final = (NotFinishedError, NoSourceError, PortInUseError, TenancyActiveError)
+"""What may be over before the call has to be answered."""
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """What kubelet is sent of a device of a claim."""
+
+    requests: tuple[str, ...]
+    device: DeviceId
+    cdi_ids: tuple[str, ...]
+
+
+class _Work:
+    """The preparation of one claim; outlives the calls that wait for it.
+
+    Attributes:
+        task: does it.
+        ended: the claim has ended meanwhile.
+        claim: what it asks for, once read.
+    """
+
+    task: "asyncio.Task[None]"
+
+    def __init__(self, ref: ClaimRef) -> None:
+        self._ref = ref
+        self.ended = False
+        self.claim: ResourceClaim | None = None
+
+    async def still(self, step: Awaitable[_T]) -> _T:
+        """What a step comes to, if the claim has not ended meanwhile.
+
+        Raises:
+            NoSuchClaimError: it has.
+        """
+        result = await step
+        if self.ended:
+            raise _ended(self._ref)
+        return result
+
+
+class ClaimLifecycle:
+    """See the module.
+
+    Args:
+        operations: has the ledger, and pods' cgroups.
+        preparer: does the work on the regions.
+        targets: loads bitstreams.
+        queue: where cards that have to be scrubbed are added.
+        claims: reads claims.
+        claim_targets: reports what their regions are to become.
+        permission: the operator's policy.
+        files: for the container runtime.
+        ends: ends claims.
+        driver: our name.
+        cdi_devices: what the operator adds.
+
+    Attributes:
+        tell_scheduler: waits until it knows what is not to be given out.
+        seconds: until a call is answered.
+    """
+
+    def __init__(  # as PreStarts has them
+        self,
+        operations: CardOperations,
+        preparer: Preparer,
+        targets: Targets,
+        queue: CardQueue,
+        *,
+        claims: ClaimReader,
+        claim_targets: ClaimTargets,
+        permission: Permission,
+        files: ClaimFiles,
+        ends: ClaimEnds,
+        driver: str,
+        cdi_devices: CdiDevices = NO_CDI_DEVICES,
+    ) -> None:
+        self._operations = operations
+        self._ledger = operations.ledger
+        self._preparer = preparer
+        self._targets = targets
+        self._queue = queue
+        self._claims = claims
+        self._claim_targets = claim_targets
+        self._permission = permission
+        self._files = files
+        self._ends = ends
+        self._driver = driver
+        self._cdi_devices = cdi_devices
+        self._work: dict[ClaimUid, _Work] = {}
+        self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
+        self._changed = asyncio.Event()
+        self._ledger.subscribe(self._tell)
+        ends.ending = self._ending
+        self.tell_scheduler: Callable[[], Awaitable[None]] = _nobody
+        self.seconds = ANSWER_SECONDS
+
+    def _tell(self, _card: CardId | None) -> None:
+        """Whoever waits looks again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _ending(self, uid: ClaimUid) -> None:
+        if (work := self._work.get(uid)) is not None:
+            work.ended = True
+        self._read.pop(uid, None)
+
+    def read(self, uid: ClaimUid) -> ResourceClaim | None:
+        """A claim as it was read last; None: it was not, or it has ended."""
+        return self._read.get(uid)
+
+    # ---------------------------------------------------------------- prepare
+
+    async def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        """Bring a claim's devices into the state that it asks for.
+
+        Raises:
+            FpgaPluginError: no container may start with them; the message says why.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.seconds
+        self._ends.calls[ref.uid] += 1
+        joined = True
+        while joined:
+            # An earlier call's work may have read the claim before it was allocated again.
+            joined = ref.uid in self._work
+            work = self._begin(ref, deadline)
+            await asyncio.wait({work.task}, timeout=deadline - loop.time())
+            if not work.task.done():
+                raise NotFinishedError(
+                    f"{ref}: preparation is not finished after {self.seconds:g} s",
+                    hint="it goes on; kubelet's next attempt uses the result",
+                )
+            work.task.result()
+        # Whoever calls may go away in the meantime: what is written is looked at all the same.
+        answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
+        answer.add_done_callback(_heard)
+        await asyncio.wait({answer})
+        return answer.result()
+
+    def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
+        work = self._work.get(ref.uid)
+        if work is None or work.ended:
+            work = self._work[ref.uid] = _Work(ref)
+            name = f"prepare {ref.uid}"
+            work.task = asyncio.create_task(self._run(ref, work, deadline), name=name)
+            work.task.add_done_callback(partial(self._done, ref.uid))
+        return work
+
+    def _done(self, uid: ClaimUid, task: "asyncio.Task[None]") -> None:
+        _heard(task)
+        if (work := self._work.get(uid)) is not None and work.task is task:
+            del self._work[uid]
+
+    async def _run(self, ref: ClaimRef, work: _Work, deadline: float) -> None:
+        """Until it is done, or the call's time is up, or it cannot be done."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(FIRST_RETRY, LAST_RETRY)
+        while True:
+            try:
+                return await self._attempt(ref, work)
+            except FpgaPluginError as error:
+                wait = backoff.delay(error)
+                late = loop.time() + FIRST_RETRY + wait >= deadline
+                if late or work.ended or not isinstance(error, _PASSING):
+                    log.warning("claim not prepared", **ref.logged, error=str(error))
+                    raise self._targets.named(error) from error.__cause__
+                if isinstance(error, DeviceOwnedError) and error.owner is not None:
+                    self._ends.doubted(error.owner)
+            except Exception as error:
+                log.exception("preparation failed", **ref.logged)
+                raise FpgaPluginError(
+                    f"{ref}: preparation failed for an unexpected reason",
+                    hint="the plugin's log has the details; please report this",
+                ) from error
+            await asyncio.sleep(FIRST_RETRY)  # changes come in bursts
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+
+    async def _attempt(self, ref: ClaimRef, work: _Work) -> None:
+        ledger = self._ledger
+        if work.claim is None:
+            work.claim = await work.still(self._claims.get(ref))
+        claim = self._read[ref.uid] = work.claim
+        owner = self._holder(claim)
+        await self._withdraw_unless(claim, partial(_has_devices, owner))
+        if not self._queue.synced and not self._stands(ref.uid):
+            raise NotFinishedError(
+                f"{ref}: kubelet's record of claims was not read yet",
+                hint="the plugin's log says what keeps it from reading it",
+            )
+        await self._leave_former(claim, work)
+        requests = await self._claim_targets.of(claim)
+        await self._check_policy(ref, claim, requests)
+        targets = await self._targets.exactly(requests)
+        asked = {region: _prepared(requests[region], target) for region, target in targets.items()}
+        # The same for the next pod of a prepared claim: it may not be what the first one got.
+        await work.still(self._withdraw_unless(claim, lambda had: had.prepared == asked))
+        # Of pods that came without a call kubelet's record may not have been read yet.
+        ledger.dra.join(ref.uid, claim.users)
+        if self._stands(ref.uid):
+            return
+        await work.still(self._check_users(ref))
+        ledger.dra.take(owner, claim.users)
+        plan = Plan(ledger.lease(owner.devices), None, {**targets}, ledger.kubelet_instance)
+        records = await self._preparer.prepare(plan)
+        permitted = partial(self._check_policy, ref, claim, requests)
+        observed = await last_look(self._permission, self._preparer, plan, permitted)
+        self._preparer.check_result(plan, records, observed)
+        ledger.dra.prepared(ref.uid, asked)
+        log.info(
+            "claim prepared",
+            **ref.logged,
+            devices=owner.devices,
+            requests=sorted({one.request for one in claim.devices}),
+            pods=sorted(ledger.pods_of(owner.devices)),
+            bitstreams={
+                region: None if one is None else one.bitstream_id
+                for region, one in requests.items()
+            },
+        )
+
+    async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        """The claim's file, and what kubelet is sent."""
+        owner = await self._files.settle(ref.uid, again=True)
+        if owner is None:
+            known = self._ledger.claim_owners.get(ref.uid)
+            if known is None or known.ended:
+                raise _ended(ref)
+            raise NotFinishedError(
+                f"{ref}: {self._ledger.dra.preparation_error(known) or 'it was allocated again'}",
+                hint="it changed after it was prepared; kubelet asks again",
+            )
+        return tuple(
+            PreparedDevice(
+                owner.requests.get(device, ()),
+                device,
+                (
+                    device_id(owner, device),
+                    *self._cdi_devices.of(
+                        Resource.parse(self._ledger.allocations[device].resource)
+                    ),
+                ),
+            )
+            for device in owner.devices
+        )
+
+    def _holder(self, claim: ResourceClaim) -> ClaimOwner:
+        """A claim as it is allocated now."""
+        requests: dict[DeviceId, dict[str, None]] = {}
+        for one in claim.devices:
+            requests.setdefault(one.device, {})[one.request] = None
+        uid = claim.ref.uid
+        return ClaimOwner(
+            uid=uid,
+            namespace=claim.ref.namespace,
+            name=claim.ref.name,
+            devices=tuple(requests),
+            requests={device: tuple(names) for device, names in requests.items()},
+            driver=self._driver,
+            file=self._files.path(uid),
+            subrequests={
+                one.request: one.subrequest
+                for one in claim.devices
+                if one.subrequest != one.request
+            },
+            pod_claim=claim.pod_claim,
+        )
+
+    def _stands(self, uid: ClaimUid) -> bool:
+        """Whether what was prepared for a claim in this boot still is as it was left."""
+        ledger = self._ledger
+        owner = ledger.claim_owners.get(uid)
+        return (
+            owner is not None
+            and not ledger.dra.preparation_error(owner)
+            and not any(
+                ledger.obstacles.first(region, Stops.START)
+                for device in owner.devices
+                for region in ledger.allocations[device].grants
+            )
+        )
+
+    async def _withdraw_unless(
+        self, claim: ResourceClaim, same: Callable[[ClaimOwner], bool]
+    ) -> None:
+        """See that what was prepared for a claim is what it asks for now; else nothing starts.
+
+        What is not known counts as different.
+
+        Raises:
+            FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
+                written.
+        """
+        owner = self._ledger.claim_owners.get(claim.ref.uid)
+        if owner is not None and self._ledger.dra.is_prepared(owner) and not same(owner):
+            devices = dict.fromkeys(one.device for one in claim.devices)
+            why = f"it asks for something else now, on {', '.join(devices)}"
+            await self._files.withdraw(owner, why)
+
+    async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
+        """Let go of devices that the claim is no longer allocated, whether it gets its new ones.
+
+        The scheduler gives them to others, who would wait for them as long as this claim cannot
+        be prepared: two claims that swap devices, for each other.
+
+        Raises:
+            TenancyActiveError: a pod of the claim runs.
+            FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
+                written.
+        """
+        uid, now = claim.ref.uid, {one.device for one in claim.devices}
+        if not self._ledger.dra.left_behind(uid, now):
+            return
+        # One that was adopted has its file still.
+        await self._files.remove(uid, self._ledger.claim_owners[uid])
+        await work.still(self._check_users(claim.ref))
+        left = self._ledger.dra.left_behind(uid, now)
+        for card in self._ledger.dra.leave(uid, now):
+            self._queue.add(card)
+        log.info("claim left devices", **claim.ref.logged, devices=list(left))
+
+    async def _check_policy(
+        self,
+        ref: ClaimRef,
+        claim: ResourceClaim,
+        requests: Mapping[RegionId, FpgaRequest | None],
+    ) -> None:
+        """What the operator's policy says of it, in the claim's namespace.
+
+        Raises:
+            NotPermittedError: the message names the rule.
+            UnknownDeviceError: there is no such device by now.
+            NotFinishedError: a card is another one since it was told what its regions become.
+        """
+        of_resources: dict[ResourceName, list[DeviceId]] = {}
+        for one in claim.devices:
+            if (resource := self._ledger.naming.present_resource(one.device)) is None:
+                raise unknown_device(one.device)
+            of_resources.setdefault(resource, []).append(one.device)
+        nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
+        identity = Identity(name=PodName(ref.namespace, ref.name))
+        for resource, devices in of_resources.items():
+            regions = [
+                region.id for one in devices for region in self._ledger.obstacles.regions_of(one)
+            ]
+            asked = dict.fromkeys(target for region in regions if (target := requests[region]))
+            of = self._ledger.naming.named_resource(resource)
+            interface = of.interface_id
+            # A request for another interface id would be none of the policy's questions.
+            if any(target.interface_id != interface for target in asked):
+                raise NotFinishedError(
+                    f"{ref}: the card of {', '.join(devices)} has the interface id {interface} now",
+                    hint="it is tried again with that",
+                )
+            await self._permission.check(identity, of, devices, tuple(asked), nobody)
+
+    async def _check_users(self, ref: ClaimRef) -> None:
+        """What is not as it was prepared is not prepared again under those who use it.
+
+        Raises:
+            TenancyActiveError: a pod of the claim runs.
+        """
+        users = self._ledger.dra.tenancies_of_claim(ref.uid)
+        if (one := await self._operations.living(users)) is not None:
+            raise TenancyActiveError(
+                f"{ref}: pod {one.pod} runs with it, and its devices are not as they were prepared",
+                hint="delete the pods that use the claim",
+            )
+
+    # ---------------------------------------------------------------- unprepare
+
+    async def unprepare(self, ref: ClaimRef) -> None:
+        """End a claim; returns when nothing of it is left, or what is left is kept back.
+
+        Raises:
+            FpgaPluginError: not yet.
+        """
+        ledger, ends = self._ledger, self._ends
+        unknown = ref.uid not in ledger.claim_owners
+        if unknown and not self._queue.synced and ledger.unreconciled & ledger.cards.keys():
+            raise NotFinishedError(
+                f"{ref}: the journal lacks it, and kubelet's record of claims was not read yet",
+                hint="kubelet asks again; the plugin's log says what keeps it from reading it",
+            )
+        await ends.end(ref.uid)
+        regions = ends.regions(ref.uid)
+        deadline = asyncio.get_running_loop().time() + self.seconds
+        while left := [region for region in regions if ends.to_scrub(region)]:
+            if (rest := deadline - asyncio.get_running_loop().time()) <= 0:
+                raise NotFinishedError(
+                    f"{ref}: {', '.join(sorted(left))} not scrubbed after {self.seconds:g} s",
+                    hint="it goes on; kubelet asks again. `scrub waits` in the plugin's log says"
+                    " for what: a pod's processes, or a tool that has the port open",
+                )
+            # What keeps a scrub waiting may pass without a change of the ledger.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LAST_RETRY, rest)):
+                    await self._changed.wait()
+        if any(map(ends.kept_back, regions)):
+            await self.tell_scheduler()
+
+    async def close(self) -> None:
+        """Wait for what cannot be interrupted; begin nothing."""
+        works = [*self._work.values()]
+        for work in works:
+            work.ended = True
+        if works:
+            await asyncio.wait([work.task for work in works])
+
+
+def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
+    """Whether a claim has the devices that it had, for the same requests."""
+    return {**had.requests} == {**now.requests} and set(had.devices) == set(now.devices)
+
+
+def _prepared(request: FpgaRequest | None, target: ProgramTarget | None) -> Prepared:
+    """What is kept of a region that a claim asks for."""
+    if request is None or target is None:
+        return Prepared()
+    return Prepared(
+        request.interface_id,
+        target.bitstream.bitstream_id,
+        target.afu_id,
+        request.settings.clock,
+        request.settings.debug,
+    )
+
+
+def _heard(task: "asyncio.Task[object]") -> None:
+    """What it ended with is raised by whoever waits for it; nobody may."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _nobody() -> None:
+    """There is no scheduler."""
+
+
+def _ended(ref: ClaimRef) -> RefusedError:
+    return NoSuchClaimError(f"{ref} ended while it was prepared")

@@ -1,0 +1,71 @@
+"""Pods whose claim's device failed before they started, and which nobody evicts."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from doubles.cards import AFU, device, make_card
+from ledger_support import make_ledger
+from test_holders import POD, A, holder
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
+from fpga_plugin.dra.evictions import PATIENCE, Evictions
+from fpga_plugin.ids import RegionId
+from fpga_plugin.kubernetes.names import PodName
+
+CARD = make_card()
+P0 = device(CARD, 0)
+REF = ClaimRef(A, "n", "c")
+BY_CLAIM = ResourceClaim(REF, ())
+BY_LIMITS = replace(BY_CLAIM, pod=(PodName("n", "p"), POD))
+
+
+def failed() -> Ledger:
+    """A claim's region that failed while it was prepared."""
+    ledger, _ = make_ledger(CARD)
+    ledger.dra.take(holder(A, P0), [POD])
+    ledger.work.working([RegionId(P0)])
+    ledger.work.faulted(RegionId(P0), "PR failed")
+    return ledger
+
+
+class Clock:
+    """Moved by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("claim", "why"), [(BY_LIMITS, "asks by limits .*#141290"), (BY_CLAIM, "tolerates"), (None, "")]
+)
+def test_a_pod_that_is_still_asked_for_was_not_evicted(
+    claim: ResourceClaim | None, why: str
+) -> None:
+    waits = Evictions(failed(), clock := Clock())
+    assert waits.overdue(REF, claim, [P0]) == ""
+    clock.now = PATIENCE - 0.1
+    assert waits.overdue(REF, claim, [P0]) == "", "its eviction may be under way"
+    clock.now = 75
+    said = waits.overdue(REF, claim, [P0])
+    assert re.search(rf"{P0} failed .* after 75 s nobody .*{why}.*delete", said)
+
+
+def test_nobody_is_to_be_evicted_whose_device_is_well_or_was_started() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.dra.take(holder(A, P0), [POD])
+    waits = Evictions(ledger, clock := Clock())
+    assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
+    clock.now = 100
+    assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
+    ledger.work.working([RegionId(P0)])
+    ledger.work.programmed(RegionId(P0), AFU)
+    ledger.dra.prepared(A, {})
+    ledger.work.faulted(RegionId(P0), "thermal: too hot")
+    clock.now = 200
+    assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
+    clock.now = 300
+    assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
