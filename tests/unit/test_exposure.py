@@ -154,10 +154,10 @@ def test_a_resource_claim_that_has_a_device_keeps_it_and_gets_no_other():
 
 
 def test_the_state_of_memory_in_a_word():
-    assert memory_state(FORGETFUL, debt=False) == "cleared"
-    assert memory_state(FORGETFUL, debt=True) == "not cleared yet"
-    assert memory_state(KEEPING, debt=True) == "never cleared"
-    assert memory_state(replace(FORGETFUL, some_memory_stays=True), debt=False) == "never cleared"
+    assert memory_state(FORGETFUL, pending=False) == "cleared"
+    assert memory_state(FORGETFUL, pending=True) == "not cleared yet"
+    assert memory_state(KEEPING, pending=True) == "never cleared"
+    assert memory_state(replace(FORGETFUL, some_memory_stays=True), pending=False) == "never cleared"
 
 
 def test_a_bank_without_a_knob_stays_although_another_one_is_cleared():
