@@ -157,7 +157,9 @@ def test_the_state_of_memory_in_a_word():
     assert memory_state(FORGETFUL, pending=False) == "cleared"
     assert memory_state(FORGETFUL, pending=True) == "not cleared yet"
     assert memory_state(KEEPING, pending=True) == "never cleared"
-    assert memory_state(replace(FORGETFUL, some_memory_stays=True), pending=False) == "never cleared"
+    assert (
+        memory_state(replace(FORGETFUL, some_memory_stays=True), pending=False) == "never cleared"
+    )
 
 
 def test_a_bank_without_a_knob_stays_although_another_one_is_cleared():
