@@ -26,7 +26,7 @@ def equip(node: daemon_support.Node) -> None:
     node.store = node.folder / "both"
     copy_samples(node.store)
     folder = node.store / INTERFACE
-    folder.mkdir(parents=True)
+    folder.mkdir(exist_ok=True)
     for uuid in (A, B):
         (folder / f"{uuid.hex}.xclbin").write_bytes(image(uuid))
     (folder / "blank.xclbin").write_bytes(image(BLANK))

@@ -77,11 +77,12 @@ def held(card: Alveo) -> tuple[UUID | None, UUID]:
     return card.uuid, card.image
 
 
-def test_they_show_every_card_to_everybody(card: Alveo, plugged: list[Alveo]):
-    # sysfs has no tenants: only the device cgroup keeps one from another's card.
-    shown = run("xrt-smi", "--batch", "examine").stdout
-    assert all(f"[{user(each)}]" in shown for each in plugged)
-    assert run("xbmgmt", "--batch", "examine").stdout.count("0000:8") == 2
+def test_they_see_every_card_whoever_asks(card: Alveo, plugged: list[Alveo]):
+    """sysfs has no tenants: only the device cgroup keeps one from another's card."""
+    assert "Multiple devices found" in run("xrt-smi", "--batch", "examine").stdout
+    for each in plugged:
+        shown = run("xrt-smi", "--batch", "examine", "-d", user(each), "-r", "platform").stdout
+        assert user(each) in shown
 
 
 def test_a_tenant_programs_without_a_mask_and_not_under_it(card: Alveo):
