@@ -53,14 +53,23 @@ def parse_name(text: str) -> str:
     return text
 
 
+_AMDS = re.compile(r"(amd\.com/|xilinx\.com/fpga-)xilinx_[A-Za-z0-9._-]{1,56}", re.ASCII)
+"""A shell's name and time stamp, by AMD's plugin and by its versions under Xilinx's name."""
+
+
 def is_ours(resource: str, prefix: str) -> bool:
     """Whether devices of a resource may be devices of this node's cards.
 
     So is every resource in the domain `prefix` (`fpga.intel.com`), whoever serves it. And every one
     that is called as this plugin calls its own, in whatever domain: pods keep what they were given
-    when the operator changes the prefix, and kubelet keeps its name.
+    when the operator changes the prefix, and kubelet keeps its name. And those by which AMD's own
+    plugin gives out cards.
     """
-    return resource.startswith(f"{prefix}/") or kind_of(resource) is not None
+    return (
+        resource.startswith(f"{prefix}/")
+        or kind_of(resource) is not None
+        or _AMDS.fullmatch(resource) is not None
+    )
 
 
 def parse_resource(text: str, prefix: str) -> ResourceName:
@@ -71,7 +80,7 @@ def parse_resource(text: str, prefix: str) -> ResourceName:
     """
     domain, _, name = text.partition("/")
     of_prefix = domain == prefix and _RESOURCE.fullmatch(name) is not None
-    if not of_prefix and kind_of(text) is None:
+    if not of_prefix and kind_of(text) is None and not _AMDS.fullmatch(text):
         msg = f"{quote(text)} is no resource of {quote(prefix)}"
         raise ValueError(msg)
     return ResourceName(text)
