@@ -151,7 +151,7 @@ def test_a_variable_names_all_that_a_container_has_of_a_resource(name, variable)
         ("amd.com/xilinx_u55c_gen3x16_xdma_base_3-0", True),
         ("xilinx.com/fpga-xilinx_u200_xdma_201830_1-1542252769", True),
         ("amd.com/gpu", False),
-        ("xilinx.com/fpga-count", False),
+        ("xilinx.com/gpu", False),
         ("evil.amd.com/xilinx_u55c_gen3x16_xdma_base_3-0", False),
     ],
 )
