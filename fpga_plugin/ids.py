@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NewType
 
 CardId = NewType("CardId", str)
-"""A card: the PCI address of the function that has its FME, with `-` for `:` (`0000-3b-00.0`)."""
+"""A card: the PCI address of the function that manages it, `-` for `:` (`0000-3b-00.0`)."""
 
 RegionId = NewType("RegionId", str)
 """A region: `<card id>-p<port id>` (`0000-3b-00.0-p0`)."""
@@ -22,7 +22,7 @@ DeviceId = NewType("DeviceId", str)
 """What kubelet calls a device: a card id or a region id."""
 
 InterfaceId = NewType("InterfaceId", str)
-"""128-bit compat id of a card's static part, 32 lower-case hex digits."""
+"""128-bit id of a card's static part, 32 lower-case hex digits."""
 
 AfuId = NewType("AfuId", str)
 """128-bit id of an accelerator, 32 lower-case hex digits."""
@@ -119,7 +119,7 @@ class PciAddress:
 
     @property
     def card_id(self) -> CardId:
-        """The id of the card whose FME this function has."""
+        """The id of the card that this function manages."""
         return CardId(str(self).replace(":", "-"))
 
 

@@ -5,6 +5,8 @@ among those that the ones before leave equal:
 
 1. fewest devices that are not listed, then fewest Unhealthy ones, then fewest that have an owner
    (what is Healthy and free is clean);
+   then, where the operator has a table of neighbours, cards in a row (`neighbours`), and nothing
+   of what follows;
 2. fewest NUMA nodes, those of what must be included among them;
 3. most devices on cards that are partitioned already, or of which a device must be included;
 4. fewest cards, those of what must be included among them;
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.journal.records import Mode
 from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.neighbours import NO_RINGS, Rings, adjacent
 from fpga_plugin.ids import CardId, DeviceId, device_order
 
 MAX_NODE_SETS = 200
@@ -50,6 +53,8 @@ def preferred(
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
+    *,
+    rings: Rings = NO_RINGS,
 ) -> list[str]:
     """Choose `size` of `available`, `must_include` first.
 
@@ -72,7 +77,8 @@ def preferred(
             break
         chosen = groups[rank]
         if len(chosen) > missing:
-            chosen = _choose(ledger, chosen, required, fixed, missing)
+            row = adjacent(rings, chosen, fixed, missing)
+            chosen = _choose(ledger, chosen, required, fixed, missing) if row is None else row
         taken += [device.id for device in sorted(chosen, key=_order)]
         fixed += chosen
     unknown = sorted(text for text in offered if DeviceId(text) not in known)

@@ -12,7 +12,7 @@ Everything is checked before anything is believed: on a card the kernel checks n
 import re
 from dataclasses import dataclass
 
-from fpga_plugin.bitstreams.metadata import GbsMetadata, parse_metadata
+from fpga_plugin.bitstreams.gbs_metadata import GbsMetadata, parse_metadata
 from fpga_plugin.errors import BitstreamError
 
 GUID = b"XeonFPGA\xb7GBSv001"

@@ -12,7 +12,7 @@ from fpga_plugin.bitstreams.aocx import Begin, read_aocx
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.elf import MAGIC as ELF_MAGIC
 from fpga_plugin.bitstreams.gbs import GUID, HEAD_BYTES, parse_header
-from fpga_plugin.bitstreams.metadata import Frequency, GbsMetadata
+from fpga_plugin.bitstreams.gbs_metadata import Frequency, GbsMetadata
 from fpga_plugin.bitstreams.xclbin import MAGIC as XCLBIN_MAGIC
 from fpga_plugin.bitstreams.xclbin import XclbinFacts, read_xclbin
 from fpga_plugin.hardware.image import Image, RawImage, Xclbin

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.files import Content, Progress, digest_of, no_progress, open_file
+from fpga_plugin.bitstreams.gbs_metadata import Frequency
 from fpga_plugin.bitstreams.kinds import Contents, read
-from fpga_plugin.bitstreams.metadata import Frequency
 from fpga_plugin.bitstreams.places import (
     ENDINGS,
     INSTALL,

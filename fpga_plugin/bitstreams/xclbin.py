@@ -10,7 +10,7 @@ Xilinx/XRT at 963c58ee, from which the facts here are:
     352  64 bytes  platform (vendor, board, name, version)
     416  16 bytes  uuid: names the image, and is what the driver shows once it is loaded
     448  u32       sections
-    456  ...       40 bytes a section: u32 kind, 16 bytes name, 4 unused, u64 offset, u64 bytes
+    456  ...       40 bytes a section: u32 kind, 20 not used here, u64 offset, u64 bytes
 
 Of the sections BITSTREAM is programmed, PARTITION_METADATA names the shell (`xclbin_shell`),
 EMBEDDED_METADATA has the kernels (`xclbin_kernels`), IP_LAYOUT the compute units and MEM_TOPOLOGY
@@ -27,7 +27,7 @@ from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
 from fpga_plugin.bitstreams.xclbin_shell import read_interface
 from fpga_plugin.bitstreams.xclbin_tables import has_dataflow, printable, read_banks
-from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.errors import BitstreamError
 from fpga_plugin.hardware.image import Kernel, MemoryBank
 from fpga_plugin.ids import AfuId, InterfaceId
 
@@ -44,7 +44,7 @@ _SIGNATURE_AT = 8
 _NO_SIGNATURE = -1
 _HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI")
 _HEADER_AT = 304
-_SECTION = struct.Struct("<I16s4xQQ")
+_SECTION = struct.Struct("<I20xQQ")
 
 _PR_MODE = 1
 _MODES = {
@@ -57,17 +57,21 @@ _MODES = {
 }
 """`enum XCLBIN_MODE`."""
 
-_BITSTREAM, _XML, _MEM_TOPOLOGY, _IP_LAYOUT = 0, 2, 6, 8
-_VERSAL, _PARTITION = frozenset({18, 19}), 20
-_KINDS = {
-    _BITSTREAM: "BITSTREAM",
-    _XML: "EMBEDDED_METADATA",
-    _MEM_TOPOLOGY: "MEM_TOPOLOGY",
-    _IP_LAYOUT: "IP_LAYOUT",
-    _PARTITION: "PARTITION_METADATA",
-}
-"""`enum axlf_section_kind`, as far as it is used."""
+_KINDS = (
+    "BITSTREAM", "CLEARING_BITSTREAM", "EMBEDDED_METADATA", "FIRMWARE", "DEBUG_DATA",
+    "SCHED_FIRMWARE", "MEM_TOPOLOGY", "CONNECTIVITY", "IP_LAYOUT", "DEBUG_IP_LAYOUT",
+    "DESIGN_CHECK_POINT", "CLOCK_FREQ_TOPOLOGY", "MCS", "BMC", "BUILD_METADATA",
+    "KEYVALUE_METADATA", "USER_METADATA", "DNA_CERTIFICATE", "PDI", "BITSTREAM_PARTIAL_PDI",
+    "PARTITION_METADATA", "EMULATION_DATA", "SYSTEM_METADATA", "SOFT_KERNEL", "ASK_FLASH",
+    "AIE_METADATA", "ASK_GROUP_TOPOLOGY", "ASK_GROUP_CONNECTIVITY",
+)  # fmt: skip  # as the header has it
+"""`enum axlf_section_kind`, by number; later ones are for other devices."""
 
+_VERSAL = frozenset({"PDI", "BITSTREAM_PARTIAL_PDI"})
+
+_APPENDED = (
+    "take the file from before `xclbinutil --add-signature`, which appends to it; or it is damaged"
+)
 _AGAIN = "the file is cut off or damaged; copy or build it again"
 _VITIS = "build it with `v++ --link` for the platform of the card"
 
@@ -77,13 +81,11 @@ class Section:
     """A section that has content.
 
     Attributes:
-        kind: as the format numbers it.
-        name: the kind's, or what the file calls it; foreign text, printable.
+        kind: the name of its kind, or its number.
         content: where its bytes are; they are not read.
     """
 
-    kind: int
-    name: str
+    kind: str
     content: ByteRange
 
 
@@ -99,7 +101,7 @@ class XclbinFacts:
         version: of the XRT that it was built with (`2.19.0`); 0 where the tool wrote none.
         image_bytes: of the section that is programmed.
         kernels, slot_size, dataflow, banks: as `hardware.image.Xclbin` has them.
-        sections: name and bytes of each; the names are foreign text.
+        sections: kind and bytes of each.
     """
 
     uuid: AfuId
@@ -136,12 +138,13 @@ def read_xclbin(file: ByteRange) -> XclbinFacts:
         raise BitstreamError(
             f"{file.where}: has a signature of {signature} bytes inside, which only the driver of a"
             " card can check",
-            hint="take the file from before `xclbinutil --add-signature`, and sign it with"
+            hint="take the file from before `xclbinutil --private-key`, and sign it with"
             " `fpga-plugin bitstream sign`",
         )
     if length != file.size:
         raise BitstreamError(
-            f"{file.where}: says that it has {length} bytes, and has {file.size}", hint=_AGAIN
+            f"{file.where}: says that it has {length} bytes, and has {file.size}",
+            hint=_AGAIN if length > file.size else _APPENDED,
         )
     if mode != _PR_MODE:
         what = _MODES.get(mode, "unknown")
@@ -151,12 +154,12 @@ def read_xclbin(file: ByteRange) -> XclbinFacts:
             f"{file.where}: the uuid at byte 416 is {uuid.hex()}, which names nothing", hint=_VITIS
         )
     sections = _sections(file, count)
-    image = _section(sections, _BITSTREAM, file.where)
-    units, banks = (_only(sections, kind, file.where) for kind in (_IP_LAYOUT, _MEM_TOPOLOGY))
-    kernels = read_kernels(_section(sections, _XML, file.where))
+    image = _section(sections, "BITSTREAM", file.where)
+    units, banks = (_only(sections, kind, file.where) for kind in ("IP_LAYOUT", "MEM_TOPOLOGY"))
+    kernels = read_kernels(_section(sections, "EMBEDDED_METADATA", file.where))
     return XclbinFacts(
         uuid=AfuId(uuid.hex()),
-        interface_id=read_interface(_section(sections, _PARTITION, file.where)),
+        interface_id=read_interface(_section(sections, "PARTITION_METADATA", file.where)),
         name=kernels.name,
         platform_name=printable(platform),
         version=f"{major}.{minor}.{patch}",
@@ -165,7 +168,7 @@ def read_xclbin(file: ByteRange) -> XclbinFacts:
         slot_size=kernels.slot_size,
         dataflow=units is not None and has_dataflow(units),
         banks=() if banks is None else read_banks(banks),
-        sections=tuple((section.name, section.content.size) for section in sections),
+        sections=tuple((section.kind, section.content.size) for section in sections),
     )
 
 
@@ -180,45 +183,45 @@ def _sections(file: ByteRange, count: int) -> tuple[Section, ...]:
     if len(table) < count * _SECTION.size:
         raise BitstreamError(f"{file.where}: ends inside its table of sections", hint=_AGAIN)
     found = []
-    for kind, name, offset, size in _SECTION.iter_unpack(table):
+    for kind, offset, size in _SECTION.iter_unpack(table):
         if not size:
             continue
-        what = _KINDS.get(kind) or printable(name) or f"of kind {kind}"
+        what = _KINDS[kind] if kind < len(_KINDS) else f"of kind {kind}"
         if not begin <= offset <= offset + size <= file.size:
             raise BitstreamError(
                 f"{file.where}: section {what} would be at byte {offset}, {size} bytes, and there"
                 f" is content from {begin} to {file.size}",
                 hint=_AGAIN,
             )
-        found.append(Section(kind, what, file.part(offset, size)))
+        found.append(Section(what, file.part(offset, size)))
     end = begin
     for section in sorted(found, key=lambda one: one.content.start):
         if section.content.start - file.start < end:
             raise BitstreamError(
-                f"{file.where}: section {quote(section.name)} begins inside another", hint=_AGAIN
+                f"{file.where}: section {section.kind} begins inside another", hint=_AGAIN
             )
         end = section.content.start - file.start + section.content.size
     return tuple(found)
 
 
-def _only(sections: tuple[Section, ...], kind: int, where: str) -> ByteRange | None:
+def _only(sections: tuple[Section, ...], kind: str, where: str) -> ByteRange | None:
     """The one section of a kind; None: there is none."""
     found = [section.content for section in sections if section.kind == kind]
     if len(found) > 1:
         raise BitstreamError(
-            f"{where}: has {len(found)} sections {_KINDS[kind]}",
+            f"{where}: has {len(found)} sections {kind}",
             hint="XRT's driver would use the first: build a file with one partition",
         )
     return found[0] if found else None
 
 
-def _section(sections: tuple[Section, ...], kind: int, where: str) -> ByteRange:
+def _section(sections: tuple[Section, ...], kind: str, where: str) -> ByteRange:
     """The one section of a kind."""
     if (found := _only(sections, kind, where)) is not None:
         return found
-    if kind == _BITSTREAM and any(section.kind in _VERSAL for section in sections):
+    if kind == "BITSTREAM" and any(section.kind in _VERSAL for section in sections):
         raise BitstreamError(
             f"{where}: is for a Versal device (it has a PDI in place of a bitstream)",
             hint="cards with UltraScale+ devices are served: U50, U55C, U200, U250, U280",
         )
-    raise BitstreamError(f"{where}: has no section {_KINDS[kind]}", hint=_VITIS)
+    raise BitstreamError(f"{where}: has no section {kind}", hint=_VITIS)

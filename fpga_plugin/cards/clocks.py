@@ -9,7 +9,7 @@ clock is set, else it is measured, and an image that is too slow for it is refus
 import enum
 from dataclasses import dataclass, replace
 
-from fpga_plugin.bitstreams.metadata import Frequency
+from fpga_plugin.bitstreams.gbs_metadata import Frequency
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import Backend, DriverSettings

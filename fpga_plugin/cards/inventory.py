@@ -328,8 +328,9 @@ class Inventory:
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(
                 "no FPGA cards on this node",
-                hint="the kernel's dfl-pci driver has to be bound to them (lspci -k -d ::1200), and"
-                f" the node's /sys mounted at {sysfs_root}"
+                hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k"
+                " -d ::1200. And"
+                f" the node's /sys has to be mounted at {sysfs_root}"
                 " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
             )
 

@@ -263,7 +263,7 @@ def report(found: Shown) -> str:
     if not found["cards"]:
         lines += [
             "",
-            "no FPGA cards on this node: lspci -k -d ::1200 shows whether dfl-pci has any",
+            "no FPGA cards on this node: lspci -k -d ::1200 shows whether their drivers have any",
         ]
     for card in found["cards"]:
         lines += ["", f"card {card['card']}  {card['description']}".rstrip()]

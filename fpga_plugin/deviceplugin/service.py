@@ -13,6 +13,7 @@ from fpga_plugin.allocation.calls import Allocation, Caller
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.neighbours import NO_RINGS, Rings
 from fpga_plugin.allocation.preferred import preferred
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.owners import Owners
@@ -36,6 +37,7 @@ class ClaimService:
         prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
         cdi_devices: what the operator adds.
+        rings: which cards lie beside each other.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ClaimService:
         prestarts: PreStarts,
         queue: CardQueue,
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
+        rings: Rings = NO_RINGS,
     ) -> None:
         self._ledger = ledger
         self._owners = owners
@@ -54,6 +57,7 @@ class ClaimService:
         self._prestarts = prestarts
         self._queue = queue
         self._cdi_devices = cdi_devices
+        self._rings = rings
 
     # ---------------------------------------------------------------- lists
 
@@ -90,7 +94,7 @@ class ClaimService:
     ) -> list[str]:
         """Which of `available` to take; never raises for ids that it does not know."""
         listed = self._lists.devices(resource)
-        return preferred(self._ledger, listed, available, must_include, size)
+        return preferred(self._ledger, listed, available, must_include, size, rings=self._rings)
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """A container that had these devices was removed. Work follows in the background."""

@@ -48,7 +48,8 @@ async def observe(settings: Settings) -> None:
     if not node.cards and not node.problems:
         log.warning(
             "no FPGA cards on this node",
-            hint="the kernel's dfl-pci driver has to be bound to them: lspci -k -d ::1200",
+            hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k -d"
+            " ::1200",
         )
     await _log_pod_specs(settings)
     log.info("observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)")

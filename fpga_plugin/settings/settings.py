@@ -49,6 +49,7 @@ from fpga_plugin.settings.values import (
     parse_http_address,
     parse_http_hosts,
     parse_namespaces,
+    parse_neighbours,
     parse_path,
     parse_resource_prefix,
     parse_simulated_cards,
@@ -200,8 +201,8 @@ class Settings:
         "fpga.amd.com",
         parse_resource_prefix,
         "a DNS subdomain in lower case",
-        "Domain of the resources of Alveo cards, as FPGA_PLUGIN_RESOURCE_PREFIX. With DRA all "
-        "cards are one driver's, whose name is FPGA_PLUGIN_RESOURCE_PREFIX.",
+        "Domain of the resources of Alveo cards: `<prefix>/region-<interface id>` and so on. With "
+        "DRA all cards are one driver's, whatever their family.",
     )
     xrt_tenant_loads: bool = _setting(
         "FPGA_PLUGIN_XRT_TENANT_LOADS",
@@ -209,8 +210,8 @@ class Settings:
         parse_bool,
         "true or false, 1 or 0",
         "Whether a container with an Alveo card that names no bitstream may load the xclbin that "
-        "it brings. Such containers are trusted with the node: docs/alveo.md. Who may is the "
-        "policy's to say, by `blank`. Refused with FPGA_PLUGIN_TRUST=signed.",
+        "it brings. Such containers are trusted with the node (docs/alveo.md). The policy says who "
+        "may, by `blank`. Refused where only signed bitstreams are trusted.",
     )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",
@@ -244,6 +245,16 @@ class Settings:
         parse_cards,
         "`all`, or PCI addresses separated by commas; `!address` leaves a card out",
         "Cards to serve. The others are not touched.",
+    )
+    neighbours: tuple[tuple[CardId, ...], ...] | None = _optional(
+        "FPGA_PLUGIN_NEIGHBOURS",
+        "",
+        parse_neighbours,
+        "`<card>+<card>[+<card>...]`, several separated by commas, or empty",
+        "Cards that are cabled to each other, each ring in its order, as the ports of Alveo cards "
+        "are. A pod that asks for several devices is given neighbours where enough are free, "
+        "whatever their NUMA nodes. Only with the device plugin API.",
+        empty="none",
     )
     slot_functions: SlotFunctions = _setting(
         "FPGA_PLUGIN_SLOT_FUNCTIONS",

@@ -374,6 +374,21 @@ def parse_card_list(text: str) -> frozenset[CardId]:
     return frozenset(PciAddress.parse(item).card_id for item in _items(text))
 
 
+def parse_neighbours(text: str) -> tuple[tuple[CardId, ...], ...]:
+    """Rings of cards: `card+card+card`, separated by commas; a card is in one ring, once."""
+    rings = tuple(
+        tuple(PciAddress.parse(name).card_id for name in item.split("+")) for item in _items(text)
+    )
+    seen: set[CardId] = set()
+    for card in (card for ring in rings for card in ring):
+        if card in seen:
+            raise ValueError(f"card {card} is named twice")
+        seen.add(card)
+    if any(len(ring) < 2 for ring in rings):  # noqa: PLR2004  # of one card there is no neighbour
+        raise ValueError("a ring has at least two cards")
+    return rings
+
+
 def parse_slot_functions(text: str) -> SlotFunctions:
     """`auto`, or `card=function+function`, cards separated by commas."""
     found: dict[CardId, tuple[PciAddress, ...]] = {}

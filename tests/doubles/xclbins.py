@@ -79,7 +79,13 @@ def partition(*uuids: str | bytes) -> bytes:
         },
         (),
     )
-    return device_tree(("", {}, (interfaces(*uuids), ("addressable_endpoints", {}, (of_image,)))))
+    version = {"major": struct.pack(">I", 1), "minor": struct.pack(">I", 0)}
+    inside: tuple[Tree, ...] = (
+        ("schema_version", version, ()),
+        interfaces(*uuids),
+        ("addressable_endpoints", {}, (of_image,)),
+    )
+    return device_tree(("", {}, inside))
 
 
 def memory(*banks: tuple[int, int, int, int, str]) -> bytes:

@@ -18,10 +18,10 @@ from fpga_plugin.bitstreams.device_tree import nodes
 from fpga_plugin.bitstreams.elf import sections
 from fpga_plugin.bitstreams.facts import inspected, lines_of
 from fpga_plugin.bitstreams.files import content_of
+from fpga_plugin.bitstreams.gbs_metadata import parse_metadata
 from fpga_plugin.bitstreams.kinds import XCLBIN, image_of
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstreams.metadata import parse_metadata
 from fpga_plugin.bitstreams.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstreams.signatures import load_keys
 from fpga_plugin.bitstreams.trust import Trust

@@ -21,6 +21,7 @@ from daemon_support import (
     request,
 )
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
+from dra_support import DraNode
 
 ALVEO_REGIONS, ALVEO_CARDS = f"fpga.amd.com/region-{ALVEO}", f"fpga.amd.com/fpga-{ALVEO}"
 OTHER = "b7c1e2d34b5f46889a0b1c2d3e4f5061"
@@ -39,22 +40,31 @@ def blank() -> bytes:
     return axlf(made.values(), NOTHING)
 
 
+def fill(node: Node) -> None:
+    """Give a node a store with xclbins."""
+    store = node.own_store() / ALVEO
+    store.mkdir(exist_ok=True)
+    for name, content in {"blank": blank(), VADD: xclbin(VADD), OTHER: xclbin(OTHER)}.items():
+        (store / f"{name}.xclbin").write_bytes(content)
+
+
 class AlveoNode(Node):
     """A node with these cards, and a store with xclbins for Alveo ones."""
 
     def __init__(self, hardware: str = f"1x1+alveo@{ALVEO}", **settings: str) -> None:
         super().__init__(hardware, **settings)
-        store = self.own_store() / ALVEO
-        store.mkdir(exist_ok=True)
-        for name, content in {
-            "blank": blank(),
-            VADD: xclbin(VADD),
-            OTHER: xclbin(OTHER),
-        }.items():
-            (store / f"{name}.xclbin").write_bytes(content)
+        fill(self)
 
     def alveo(self, region: str = P0) -> dict[str, object]:
         return self.state()[region]
+
+
+class AlveoDraNode(DraNode):
+    """The same, where ResourceClaims are served."""
+
+    def __init__(self) -> None:
+        super().__init__(f"1x1+alveo@{ALVEO}")
+        fill(self)
 
 
 def ask(uuid: str = VADD) -> dict[str, str]:
@@ -372,3 +382,33 @@ def test_tenants_loads_and_signed_images_exclude_each_other():
         node.kubelet.start()
         assert node.start().exit_code() == 2
         assert "XRT_TENANT_LOADS" in node.plugin.text
+
+
+def test_a_resource_claims_life():
+    with AlveoDraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=VADD)
+        node.dra.prepare(claim)
+        assert node.afu(P0) == VADD
+        (device,) = node.file(claim)["devices"]
+        (path,) = [one["path"] for one in device["containerEdits"]["deviceNodes"]]
+        assert path == "/dev/dri/renderD128"
+        assert node.env(claim)["FPGA_FUNCTIONS_0000_10_00_0_P0"] == "0000:10:00.1"
+        mark = node.plugin.mark
+        assert node.dra.unprepare(claim) == ""
+        scrubbed = node.plugin.until_logged("region scrubbed", mark, region=P0)
+        assert next(iter(scrubbed["steps"])) == "reset card"
+        assert node.state()[P0]["record"] == NOTHING
+        second = node.claim("d", P0, bitstream=OTHER)
+        node.dra.prepare(second)
+        assert node.afu(P0) == OTHER
+
+
+def test_a_claims_prepare_waits_for_the_reset_after_the_last_one():
+    with AlveoDraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=VADD)
+        node.dra.prepare(claim)
+        node.again()
+        assert node.afu(P0) == VADD
+        assert node.dra.unprepare(claim) == ""
+        node.dra.prepare(node.claim("d", P0))
+        assert node.state()[P0]["record"] == NOTHING

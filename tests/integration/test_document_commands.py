@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from daemon_support import AFU, CARD, ID, LIMIT, ROOT, STORE, Node
 from doubles.bitstreams import gbs
+from doubles.xclbins import xclbin
 
 pytestmark = pytest.mark.long
 
@@ -104,6 +105,7 @@ def place(folder: Path, node: Node) -> dict[str, str]:
     (folder / "policy.yaml").write_text((ROOT / "deploy/admission/policy.yaml").read_text())
     image = bytes.fromhex(AFU) + bytes(4096)
     (folder / "hello_afu.gbs").write_bytes(gbs(image, AFU, interface=ID))
+    (folder / "vadd.xclbin").write_bytes(xclbin())
     tools = folder / "bin"
     tools.mkdir()
     for name in ("helm", "kubectl", "curl", "make", "sudo"):

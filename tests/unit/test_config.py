@@ -53,6 +53,9 @@ def test_an_empty_environment_gives_the_documented_defaults():
     assert dataclasses.asdict(load_settings({})) == {
         "mode": Mode.DEVICE_PLUGIN,
         "resource_prefix": "fpga.intel.com",
+        "xrt_resource_prefix": "fpga.amd.com",
+        "xrt_tenant_loads": False,
+        "neighbours": None,
         "advertise": Advertise.BOTH,
         "interface_aliases": False,
         "backend": BackendKind.AUTO,
@@ -116,6 +119,9 @@ def test_every_default_is_what_its_own_text_gives():
     ("name", "text", "attribute", "value"),
     [
         ("RESOURCE_PREFIX", "fpga.example.org", "resource_prefix", "fpga.example.org"),
+        ("XRT_RESOURCE_PREFIX", "amd.example.org", "xrt_resource_prefix", "amd.example.org"),
+        ("XRT_TENANT_LOADS", "true", "xrt_tenant_loads", True),
+        ("BACKEND", "xrt", "backend", BackendKind.XRT),
         ("ADVERTISE", "region", "advertise", Advertise.REGION),
         ("ADVERTISE", "whole", "advertise", Advertise.WHOLE),
         ("BACKEND", "dfl", "backend", BackendKind.DFL),
@@ -412,3 +418,29 @@ def test_documentation_and_help_name_every_setting_once():
     for text in (config_docs.markdown(), config_docs.help_text()):
         for setting in SETTINGS:
             assert len(re.findall(rf"(?m)^\W*{setting.name}\b", text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["2x3+alveo", "1x1+alveo+ofs", "1x1+alveo+no-pr", "1x1+alveo+fixed-clock"]
+)
+def test_an_alveo_card_has_one_region_and_is_of_no_other_kind(text: str):
+    with pytest.raises(SettingsError, match="SIMULATED_CARDS"):
+        load_settings({"FPGA_PLUGIN_SIMULATED_CARDS": text})
+
+
+def test_several_kinds_of_simulated_cards_may_be_mixed():
+    groups = load_settings(
+        {"FPGA_PLUGIN_SIMULATED_CARDS": "2x3,2x1+alveo,1x1+alveo+no-iommu@" + "5b" * 16}
+    ).simulated_cards
+    assert [(g.cards, g.regions, sorted(g.kinds)) for g in groups] == [
+        (2, 3, []),
+        (2, 1, ["alveo"]),
+        (1, 1, ["alveo", "no-iommu"]),
+    ]
+
+
+def test_tenants_loads_exclude_signed_images():
+    env = {"FPGA_PLUGIN_XRT_TENANT_LOADS": "true", "FPGA_PLUGIN_TRUST": "signed"}
+    with pytest.raises(SettingsError, match="XRT_TENANT_LOADS"):
+        load_settings(env)
+    load_settings(env | {"FPGA_PLUGIN_TRUST": "digest"})

@@ -53,6 +53,15 @@ def test_what_is_behind_the_tree_does_not_count():
     assert walk(TREE + b"more") == walk(TREE)
 
 
+def test_structure_and_strings_may_be_right_behind_the_header_and_end_with_the_blob():
+    body = struct.pack(">7I", 1, 0, 3, 0, 0, 2, 9)
+    for before, behind in ((body, b"n\0\0\0"), (b"n\0\0\0", body)):
+        tree, strings = (40, 40 + len(body)) if before is body else (44, 40)
+        sizes = (40 + len(before) + len(behind), tree, strings, 40, 17, 16, 0, 4, len(body))
+        blob = struct.pack(">10I", 0xD00DFEED, *sizes) + before + behind
+        assert walk(blob) == [((), [(b"n", b"")])]
+
+
 def test_an_older_layout_has_no_size_of_its_structure():
     assert walk(header(version=16, size=0)) == walk(TREE)
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from fpga_plugin.commands import main as cli
+from fpga_plugin.daemon import process as daemon_module
 from fpga_plugin.daemon.process import Daemon
-from fpga_plugin.daemon.process import process as daemon_module
 from fpga_plugin.settings.settings import load_settings
 
 

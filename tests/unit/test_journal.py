@@ -37,7 +37,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.journal.rows import SCHEMA_VERSION
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.daemon.process import process as daemon
+from fpga_plugin.daemon import process as daemon
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card

@@ -8,8 +8,8 @@ import threading
 import pytest
 import structlog
 
+from fpga_plugin.daemon import logs
 from fpga_plugin.daemon.logs import FOREIGN_LOGGERS, configure_logging
-from fpga_plugin.daemon.process import logs
 from fpga_plugin.settings.settings import LogFormat, LogLevel
 
 HOSTILE = "a\nb\r\x1b[31m\x00\u2028\u0085\udcff" + "x" * 10

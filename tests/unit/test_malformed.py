@@ -32,7 +32,7 @@ HINTS = {
     "legacy": "pack its image anew with OPAE's packager",
     "pacsign": "take the GBS file from before the signing",
     "pacsign in an aocx": "take the GBS file from before the signing",
-    "xclbin": "take the file from before `xclbinutil --add-signature`",
+    "xclbin": "take the file from before `xclbinutil --private-key`",
     "gzipped gbs": "unpack it with `gunzip`",
     "gbs zipped twice": "unpack it with `gunzip`",
     "raw image": "pack it with OPAE's packager",

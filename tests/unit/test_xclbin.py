@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from doubles import xclbins
@@ -72,6 +73,22 @@ def test_a_file_says_which_image_it_is_for_which_shell_and_what_the_driver_is_to
     assert dict(facts.sections)["PARTITION_METADATA"] == len(partition(ALVEO))
 
 
+def test_a_file_that_amds_own_tool_wrote_is_read():
+    """By xclbinutil 2.25.0 of Debian, of sections of our own; it adds data outside of sections."""
+    facts = read(Path(__file__).with_name("xclbinutil.xclbin").read_bytes())
+    assert facts.uuid == "08bce739e6cc793575ed9b7f02ef9ddf"
+    assert (facts.interface_id, facts.version) == (ALVEO, "2.25.0")
+    assert (facts.name, facts.platform_name) == ("of xclbinutil", "xilinx_u55c_simulated_1")
+    assert facts.dataflow
+    assert [kernel.name for kernel in facts.kernels] == ["vadd"]
+    assert [(bank.tag, bank.used, bank.base) for bank in facts.banks] == [
+        ("HBM[0]", True, 0),
+        ("HBM[1]", False, 256 << 20),
+        ("PLRAM[0]", True, 512 << 30),
+    ]
+    assert [kind for kind, _ in facts.sections][-1] == "ASK_GROUP_TOPOLOGY"
+
+
 def test_the_uuid_is_read_in_the_files_order_of_bytes():
     assert read(axlf(parts().values(), "00112233445566778899aabbccddeeff")).uuid.startswith("0011")
 
@@ -98,6 +115,8 @@ def test_memories_are_those_of_the_topology_in_bytes():
         ((5, 1, 7, 0, "aurora"), False),
         ((HBM, 1, 7, 0, "host[0]"), False),
         ((99, 1, 7, 0, "new"), False),
+        ((STREAM, 1, 1 << 63, 1 << 63, "stream2"), False),
+        ((DDR4, 1, 1 << 52, (1 << 64) - (1 << 62), "bank0"), True),
     ],
 )
 def test_only_used_memory_of_the_card_with_addresses_can_be_cleared(bank, clearable):
@@ -161,9 +180,12 @@ def test_a_signature_inside_is_refused_with_what_to_do(size):
     assert f"a signature of {size} bytes inside" in refusal(axlf(parts().values(), signature=size))
 
 
-@pytest.mark.parametrize("data", [GOOD[:-1], GOOD + b"\0"])
-def test_a_file_of_another_length_than_it_says_is_refused(data):
+@pytest.mark.parametrize(
+    ("data", "hint"), [(GOOD[:-1], "copy or build it again"), (GOOD + b"\0", "--add-signature")]
+)
+def test_a_file_of_another_length_than_it_says_is_refused(data, hint):
     assert f"says that it has {len(GOOD)} bytes, and has {len(data)}" in refusal(data)
+    assert hint in refusal(data)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +204,16 @@ def test_a_uuid_that_names_nothing_is_refused(uuid):
 @pytest.mark.parametrize("count", [0, MAX_SECTIONS + 1, 0xFFFFFFFF])
 def test_a_number_of_sections_beyond_the_limit_is_refused(count):
     assert f"would have {count} sections" in refusal(axlf(parts().values(), count=count))
+
+
+def test_as_many_sections_as_are_read_are_read():
+    more = [(16, "USER_METADATA", b"x")] * (MAX_SECTIONS - len(parts()))
+    assert len(read(axlf([*parts().values(), *more])).sections) == MAX_SECTIONS
+
+
+def test_a_file_may_be_a_part_of_another():
+    file = ByteRange.of_bytes(b"before it" + GOOD + b"behind it", "f").part(9, len(GOOD))
+    assert read_xclbin(file) == read(GOOD)
 
 
 def test_a_table_of_sections_that_is_cut_off_is_refused():
@@ -312,6 +344,10 @@ def test_an_empty_second_group_of_interfaces_is_refused_as_well():
 )
 def test_an_interface_that_is_not_written_as_shells_write_it_is_refused(value, words):
     assert words in refusal(of_interfaces(value))
+
+
+def test_an_interface_of_one_digit_is_one_if_it_is_neither_0_nor_f():
+    assert read(of_interfaces("1" * 32)).interface_id == "1" * 32
 
 
 def test_an_interface_without_a_uuid_or_with_two_is_refused():

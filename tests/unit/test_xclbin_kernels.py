@@ -103,6 +103,10 @@ def test_software_reset_is_an_attribute(attributes, resets):
     assert one(**attributes).software_reset is resets
 
 
+def test_an_address_range_may_be_as_large_as_the_drivers_field():
+    assert one(registers="0xFFFFFFFF").address_range == 0xFFFFFFFF
+
+
 def test_two_kernels_of_one_name_are_refused():
     assert "has two kernels 'k'" in refusal(metadata(kernel("k"), kernel("k")))
 
@@ -161,6 +165,14 @@ def test_of_each_element_on_the_way_the_first_counts():
     assert "has no element project/platform/device/core" in refusal(empty)
     nested = project(element("platform", element("platform", device("c"))))
     assert "has no element" in refusal(nested)
+
+
+@pytest.mark.parametrize(("base", "good"), [("0xFFFFFFFFFFFFFFFF", True), (str(1 << 64), False)])
+def test_a_compute_units_base_is_an_address_of_64_bits(base, good):
+    xml = metadata(
+        element("kernel", element("instance", element("addrRemap", base=base)), name="k")
+    )
+    assert read(xml).kernels if good else "base is" in refusal(xml)
 
 
 def test_a_core_without_kernels_is_a_blank():
@@ -277,7 +289,10 @@ def test_too_many_kernels_or_arguments_are_refused():
     assert len(read(metadata(*many[1:])).kernels) == xclbin_kernels.MAX_KERNELS
     assert "more than 1024 kernels" in refusal(metadata(*many))
     argument = element("arg", name="a", id="", offset=0, size=4)
-    inside = argument * (xclbin_kernels.MAX_ARGUMENTS + 1)
+    inside = argument * xclbin_kernels.MAX_ARGUMENTS
+    (most,) = read(metadata(element("kernel", inside, name="k"))).kernels
+    assert len(most.arguments) == xclbin_kernels.MAX_ARGUMENTS
+    inside += argument
     assert "more than 16384 arguments" in refusal(metadata(element("kernel", inside, name="k")))
 
 
