@@ -20,6 +20,7 @@ from daemon_support import (
     eventually,
     message,
     request,
+    sign_manifest,
 )
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
 from dra_support import DraNode
@@ -433,3 +434,17 @@ def test_a_card_that_amds_plugin_gave_to_a_pod_is_left_alone_until_that_pod_is_g
 
         assert eventually(given_back)
         assert node.alveo()["mask"] == MASK
+
+
+def test_a_shell_has_a_name_that_pods_ask_for():
+    with AlveoNode(interface_aliases="true") as node:
+        node.own_store()
+        name = "u55c-xdma-base-3"
+        sign_manifest(node.store, f"--interface-alias={ALVEO}={name}").check_returncode()
+        node.kubelet.start()
+        node.start()
+        resource = f"fpga.amd.com/region-{name}"
+        node.kubelet.until(resource, {P0: HEALTHY})
+        node.kubelet.allocate(P0, resource=resource)
+        node.kubelet.prestart(P0, env=ask(), resource=resource)
+        assert node.state()[P0]["record"] == VADD
