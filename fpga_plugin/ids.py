@@ -221,14 +221,23 @@ def kind_of(resource: str) -> ResourceKind | None:
     return None if known is None else known.kind
 
 
+_AMDS = re.compile(r"(amd\.com/|xilinx\.com/fpga-)xilinx_[A-Za-z0-9._-]{1,56}", re.ASCII)
+"""A shell's name and time stamp, by AMD's plugin and by its versions under Xilinx's name."""
+
+
 def ours(prefix: str) -> Callable[[str], bool]:
     """Whether devices of a resource may be devices of this node's cards.
 
-    So is every resource in the domain `prefix` (`fpga.intel.com`), whoever serves it. And every one
-    that is called as this plugin calls its own, in whatever domain: pods keep what they were given
-    when the operator changes the prefix, and kubelet keeps its name.
+    So is every resource in the domain `prefix` (`fpga.intel.com`), whichever plugin serves it;
+    every one that is called as this plugin calls its own, in any domain (pods keep what they had
+    when the operator changed the prefix, and kubelet keeps its name); and those by which AMD's own
+    plugin gives out cards.
     """
-    return lambda resource: resource.startswith(f"{prefix}/") or kind_of(resource) is not None
+    return lambda resource: (
+        resource.startswith(f"{prefix}/")
+        or kind_of(resource) is not None
+        or _AMDS.fullmatch(resource) is not None
+    )
 
 
 def region_id(card: CardId, port_id: int) -> RegionId:

@@ -18,7 +18,9 @@ from daemon_support import (
     Node,
     Refused,
     eventually,
+    message,
     request,
+    sign_manifest,
 )
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
 from dra_support import DraNode
@@ -412,3 +414,37 @@ def test_a_claims_prepare_waits_for_the_reset_after_the_last_one():
         assert node.dra.unprepare(claim) == ""
         node.dra.prepare(node.claim("d", P0))
         assert node.state()[P0]["record"] == NOTHING
+
+
+def test_a_card_that_amds_plugin_gave_to_a_pod_is_left_alone_until_that_pod_is_gone():
+    with AlveoNode(f"2x1+alveo@{ALVEO}") as node:
+        answer = message("ContainerAllocateResponse")()
+        theirs = "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
+        node.kubelet.checkpoint(("uid-1", "main", theirs, ["0000:10:00.1"], answer))
+        node.kubelet.start()
+        node.start()
+        line = node.plugin.until_logged("card left alone", card=CARD)
+        assert theirs in line["reason"]
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
+        assert (node.alveo()["mask"], node.alveo()["record"]) == (0, NONE)
+
+        def given_back() -> bool:
+            node.kubelet.checkpoint()  # as kubelet does whenever a list comes
+            return node.kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY, P1: HEALTHY}
+
+        assert eventually(given_back)
+        assert node.alveo()["mask"] == MASK
+
+
+def test_a_shell_has_a_name_that_pods_ask_for():
+    with AlveoNode(interface_aliases="true") as node:
+        node.own_store()
+        name = "u55c-xdma-base-3"
+        sign_manifest(node.store, f"--interface-alias={ALVEO}={name}").check_returncode()
+        node.kubelet.start()
+        node.start()
+        resource = f"fpga.amd.com/region-{name}"
+        node.kubelet.until(resource, {P0: HEALTHY})
+        node.kubelet.allocate(P0, resource=resource)
+        node.kubelet.prestart(P0, env=ask(), resource=resource)
+        assert node.state()[P0]["record"] == VADD

@@ -352,6 +352,24 @@ def test_a_pod_that_may_have_a_device_by_another_plugins_name_keeps_its_card_bac
     assert set(devices.ledger.foreign) == {CARD.id}
 
 
+FUNCTIONS = str(CARD.address)[:-1]
+AMDS = "amd.com/xilinx_u250_gen3x16_xdma_shell_4_1-0"
+
+
+@pytest.mark.parametrize("device", [f"{FUNCTIONS}1", f"{FUNCTIONS}1-3"])
+def test_amds_plugin_names_a_card_by_its_user_functions_address(device: str) -> None:
+    devices = Devices(alive("pod-a"), entry(AMDS, device))
+    devices.look()
+    assert set(devices.ledger.foreign) == {CARD.id}
+
+
+@pytest.mark.parametrize("device", [f"{FUNCTIONS}1-x", "0000:ff:00.1", "no-address"])
+def test_another_card_of_amds_plugin_keeps_none_back(device: str) -> None:
+    devices = Devices(alive("pod-a"), entry(AMDS, device))
+    devices.look()
+    assert not devices.ledger.foreign
+
+
 def test_an_entry_of_a_pod_that_is_gone_is_nobodys() -> None:
     """Kubelet rewrites its checkpoint only for a device plugin."""
     devices = Devices(alive("pod-b"), entry(REGIONS, P0))

@@ -14,6 +14,7 @@ from fpga_plugin.ids import (
     kind_of,
     known_resource,
 )
+from fpga_plugin.kubernetes.names import is_ours, parse_resource
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 DOMAIN = "fpga.intel.com"
@@ -142,3 +143,22 @@ def test_another_name_has_no_alias(name):
 )
 def test_a_variable_names_all_that_a_container_has_of_a_resource(name, variable):
     assert Resource.parse(f"{DOMAIN}/{name}").variable == variable
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("amd.com/xilinx_u55c_gen3x16_xdma_base_3-0", True),
+        ("xilinx.com/fpga-xilinx_u200_xdma_201830_1-1542252769", True),
+        ("amd.com/gpu", False),
+        ("xilinx.com/gpu", False),
+        ("evil.amd.com/xilinx_u55c_gen3x16_xdma_base_3-0", False),
+    ],
+)
+def test_kubelets_records_are_read_of_what_amds_plugin_gives_out(name, read):
+    assert is_ours(name, DOMAIN) is read
+    if read:
+        assert parse_resource(name, DOMAIN) == name
+    else:
+        with pytest.raises(ValueError, match="is no resource of"):
+            parse_resource(name, DOMAIN)

@@ -375,6 +375,7 @@ def console(level: int) -> None:
 
 def install(cards: int = 1) -> list[Alveo]:
     """Load the drivers and plug so many cards in; returns when each is ready."""
+    remove()  # what a test left that did not get to its end
     console(QUIET)
     FIRMWARE.mkdir(parents=True, exist_ok=True)
     (FIRMWARE / "partition.xsabin").write_bytes(alveo_files.partition())
