@@ -34,6 +34,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def classes(cluster: Cluster) -> Cluster:
+    """The cluster, with the classes of deploy/dra and a template of each."""
+    cluster.apply(pods_node.DEPLOY / "deviceclasses.yaml")
+    for kind in ("region", "card"):
+        request = {"name": "fpga", "exactly": {"deviceClassName": f"fpga-{kind}-ce489693"}}
+        cluster.call("POST", f"{pods_node.NAMESPACED}/resourceclaimtemplates", {
+            "metadata": {"name": f"a-{kind}"},
+            "spec": {"spec": {"devices": {"requests": [request]}}},
+        })  # fmt: skip
+    return cluster
+
+
+@pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
     runtime = Runtime()
     yield runtime

@@ -114,19 +114,6 @@ def node(cluster: Cluster, cards=CARDS, *, as_plugin: bool = False) -> Iterator[
         cluster.call("DELETE", f"/api/v1/nodes/{name}")
 
 
-@pytest.fixture(scope="session")
-def classes(cluster: Cluster) -> Cluster:
-    """The cluster, with the classes of deploy/dra and a template of each."""
-    cluster.apply(DEPLOY / "deviceclasses.yaml")
-    for kind in ("region", "card"):
-        request = {"name": "fpga", "exactly": {"deviceClassName": f"fpga-{kind}-ce489693"}}
-        cluster.call("POST", f"{NAMESPACED}/resourceclaimtemplates", {
-            "metadata": {"name": f"a-{kind}"},
-            "spec": {"spec": {"devices": {"requests": [request]}}},
-        })  # fmt: skip
-    return cluster
-
-
 def asking(kind: str, node: Node) -> dict[str, Any]:
     """The spec of a pod that asks for a device by template."""
     return {

@@ -58,6 +58,9 @@ BUSYBOX = Path("/bin/busybox")
 PORTS = 16
 """Device nodes /dev/dfl-port.N for simulated cards."""
 
+GROUPS = ("256", "257")
+"""IOMMU groups of a simulated OFS card's functions, in /dev/vfio."""
+
 PORT_DEVICE = os.makedev(10, 237)
 """Any character device that a container may not open unless it was given to it (loop-control)."""
 
@@ -290,6 +293,10 @@ def _make_dev(dev: Path) -> None:
             _mount("--rbind", Path("/dev", name), dev / name)
     for port in range(PORTS):
         os.mknod(dev / f"dfl-port.{port}", stat.S_IFCHR | 0o600, PORT_DEVICE)
+    (dev / "vfio").mkdir(exist_ok=True)
+    for name in ("vfio", *GROUPS):
+        if not (dev / "vfio" / name).exists():
+            os.mknod(dev / "vfio" / name, stat.S_IFCHR | 0o600, PORT_DEVICE)
 
 
 def _mount(*arguments: str | Path) -> None:
