@@ -158,6 +158,7 @@ def test_a_namespace_gets_no_more_regions_than_its_quota(cluster: Cluster) -> No
     with pytest.raises(urllib.error.HTTPError) as caught:
         cluster.control_plane.create_pod(pod)
     assert caught.value.code == 403
+    caught.value.close()
     cluster.types("kubectl delete resourcequota fpga")
 
 
