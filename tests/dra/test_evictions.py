@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from cluster import Cluster, until
 from doubles.cards import REGIONS, make_card
-from test_holders import holder
+from test_dra_steps import owner
 from test_slices import API, DRIVER, Node, allocated, asking, bound, node
 
 from fpga_plugin.dra.names import parse_device_name
@@ -52,7 +52,7 @@ def fail_in_prepare(here: Node) -> None:
         one = parse_device_name(result["device"])
         uid = ClaimUid(claim["metadata"]["uid"])
         pod = PodUid(claim["status"]["reservedFor"][0]["uid"])
-        here.ledger.dra.take(holder(uid, one), [pod])
+        here.ledger.dra.take(owner(uid, one), [pod])
         here.ledger.work.working([RegionId(one)])
         here.ledger.work.faulted(RegionId(one), "PR failed")
 

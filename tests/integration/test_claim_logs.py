@@ -115,9 +115,12 @@ def test_a_start_that_failed_in_the_hardware_names_the_pod_in_each_of_its_lines(
         with pytest.raises(Refused, match="INTERNAL"):
             node.kubelet.prestart(P0, env=request())
         told = story(node, POD, mark)
-        assert {"region failed", "region prepared", "preparation failed", "call refused"} <= set(
-            told
-        )
+        assert {
+            "region failed",
+            "region not prepared",
+            "preparation failed",
+            "call refused",
+        } <= set(told)
 
 
 def test_a_refused_start_names_no_pod_where_kubelets_records_tell_none():

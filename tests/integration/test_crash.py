@@ -370,7 +370,7 @@ def test_a_journal_of_another_version_is_set_aside_and_a_running_tenant_is_adopt
         plugin = node.restarted()
         said = plugin.until_logged("the journal is in doubt")
         with closing(sqlite3.connect(said["copy"])) as db:
-            assert db.execute("SELECT device FROM allocations").fetchall() == [(P0,)]
+            assert db.execute("SELECT device FROM claims").fetchall() == [(P0,)]
         adopted = plugin.until_logged("allocation adopted")
         assert (adopted["device"], adopted["pod"]) == (P0, "uid-1")
         # The tenant keeps its image; the other region is nobody's, and not known to be clean.

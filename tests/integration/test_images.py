@@ -54,8 +54,8 @@ def test_a_mislabelled_blank_takes_regions_out_until_another_is_installed():
     with node:
         node.kubelet.start()
         node.start()
-        node.plugin.until_logged("region scrubbed", region=P0, condition="FAULTED")
-        node.plugin.until_logged("region scrubbed", region=P1, condition="FAULTED")
+        node.plugin.until_logged("region not scrubbed", region=P0, condition="FAULTED")
+        node.plugin.until_logged("region not scrubbed", region=P1, condition="FAULTED")
         assert set(node.kubelet.listed().values()) == {UNHEALTHY}
         with pytest.raises(Refused, match="faulted") as refused:
             node.kubelet.allocate(P0)

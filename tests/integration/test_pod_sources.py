@@ -1045,7 +1045,7 @@ def test_what_stock_kubelets_need_is_imported_at_the_first_question_in_a_thread(
         f"""{STARTED}
 import asyncio, threading
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import PodUid
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin.environment import StockEnvironment

@@ -203,7 +203,7 @@ def test_bitstreams_are_listed_and_named_by_what_the_store_says_of_them(node):
     assert by_id[AFU]["trust"] == "any"
     assert by_id[AFU]["problem"] == ""
     names = [one["name"] for one in status["bitstreams"] if one["afu_id"] == AFU]
-    assert names == ["opencl", "vector_add"], "two files, which a port cannot tell apart"
+    assert names == ["'opencl'", "'vector_add'"], "two files, which a port cannot tell apart"
     assert region(node, P0)["bitstream"] == NAME
     assert region(node, P1)["bitstream"] == "blank"
 

@@ -95,7 +95,9 @@ def test_a_scrub_that_the_kernel_calls_done_without_doing_it_is_found_out(
     host("follow", ports=[])  # as on a poisoned port: PRs return 0 and load nothing
     mark = node.plugin.mark
     kubelet.deallocate(P0)
-    node.plugin.until_logged("region scrubbed", mark, region=P0, condition="FAULTED", afu_id=AFU)
+    node.plugin.until_logged(
+        "region not scrubbed", mark, region=P0, condition="FAULTED", afu_id=AFU
+    )
     kubelet.until(REGION, {P0: UNHEALTHY, P1: HEALTHY})
     kubelet.until(WHOLE, {CARD: UNHEALTHY})
     with pytest.raises(Refused, match="FAILED_PRECONDITION"):

@@ -633,10 +633,10 @@ def test_nobody_gets_what_a_lost_claim_has_before_its_file_is_removed(
     remove = lost.files._cdi.remove
     failing = [CdiError("read-only file system")]
 
-    def removed(path: str) -> None:
+    def removed(path: str, uid: ClaimUid) -> None:
         if failing:
             raise failing.pop()
-        remove(path)
+        remove(path, uid)
 
     monkeypatch.setattr(lost.files._cdi, "remove", removed)
     lost.look()

@@ -113,10 +113,10 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
 ) -> None:
     remove, failing = scene.files._cdi.remove, [True]
 
-    def removed(path: str) -> None:
+    def removed(path: str, uid: ClaimUid) -> None:
         if failing[0]:
             raise CdiError("read-only file system")
-        remove(path)
+        remove(path, uid)
 
     monkeypatch.setattr(scene.files._cdi, "remove", removed)
     words = "claim's file not in order"

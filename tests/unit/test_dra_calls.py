@@ -23,7 +23,7 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError
 from ledger_support import found, make_ledger
 from structlog.testing import capture_logs
-from test_holders import owner
+from test_dra_steps import owner
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger

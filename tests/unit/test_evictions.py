@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from doubles.cards import AFU, device, make_card
 from ledger_support import make_ledger
-from test_holders import POD, A, holder
+from test_dra_steps import POD, A, owner
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
@@ -24,7 +24,7 @@ BY_LIMITS = replace(BY_CLAIM, pod=(PodName("n", "p"), POD))
 def failed() -> Ledger:
     """A claim's region that failed while it was prepared."""
     ledger, _ = make_ledger(CARD)
-    ledger.dra.take(holder(A, P0), [POD])
+    ledger.dra.take(owner(A, P0), [POD])
     ledger.work.working([RegionId(P0)])
     ledger.work.faulted(RegionId(P0), "PR failed")
     return ledger
@@ -56,7 +56,7 @@ def test_a_pod_that_is_still_asked_for_was_not_evicted(
 
 def test_nobody_is_to_be_evicted_whose_device_is_well_or_was_started() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.dra.take(holder(A, P0), [POD])
+    ledger.dra.take(owner(A, P0), [POD])
     waits = Evictions(ledger, clock := Clock())
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
     clock.now = 100

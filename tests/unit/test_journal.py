@@ -1049,7 +1049,7 @@ allocations|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"n
 claim_owners|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
 "requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
 "prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
-"debug":true}}}},"ended":true}}
+"debug":true}}}},"ended":true,"subrequests":{{}},"pod_claim":""}}
 commits||2
 debug_holds|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
 "seconds":600.0,"failure":"why","until":1000.5}}

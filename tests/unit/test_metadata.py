@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from doubles.cards import INTERFACE, PREFIX, device, make_card
 from ledger_support import make_ledger
-from test_holders import POD, A, B, holder
+from test_dra_steps import POD, A, B, owner
 
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
 from fpga_plugin.dra.cdi import CdiFiles
@@ -37,7 +37,7 @@ def taken(
     card: Card, *devices: DeviceId, **of_claim: Any
 ) -> tuple[ClaimOwner, tuple[Allocation, ...], dict[DeviceId, Card]]:
     ledger, _ = make_ledger(card)
-    claims = ledger.dra.take(replace(holder(A, *devices), **of_claim), [POD])
+    claims = ledger.dra.take(replace(owner(A, *devices), **of_claim), [POD])
     return ledger.claim_owners[A], claims, dict.fromkeys(devices, card)
 
 

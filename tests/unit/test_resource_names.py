@@ -13,8 +13,9 @@ from fpga_plugin.ids import (
     aliased_name,
     kind_of,
     known_resource,
+    ours,
 )
-from fpga_plugin.kubernetes.names import is_ours, parse_resource
+from fpga_plugin.kubernetes.names import parse_resource
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 DOMAIN = "fpga.intel.com"
@@ -156,9 +157,9 @@ def test_a_variable_names_all_that_a_container_has_of_a_resource(name, variable)
     ],
 )
 def test_kubelets_records_are_read_of_what_amds_plugin_gives_out(name, read):
-    assert is_ours(name, DOMAIN) is read
+    assert ours(DOMAIN)(name) is read
     if read:
-        assert parse_resource(name, DOMAIN) == name
+        assert parse_resource(name, ours(DOMAIN)) == name
     else:
-        with pytest.raises(ValueError, match="is no resource of"):
-            parse_resource(name, DOMAIN)
+        with pytest.raises(ValueError, match="is no resource of this plugin"):
+            parse_resource(name, ours(DOMAIN))

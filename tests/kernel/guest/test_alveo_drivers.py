@@ -160,9 +160,9 @@ def test_what_a_tenant_loads_once_the_mask_is_lost_is_seen(rig: Rig, ours: Alveo
     card = rig.card()
     ours.load(B)
     assert rig.afu_id() == B.hex
-    assert rig.backend.guard(card)
+    assert rig.backend.guard(card, left=False)
     assert ours.mask == ALL
-    assert rig.backend.guard(card) == ""
+    assert rig.backend.guard(card, left=False) == ""
 
 
 def test_a_reset_ends_the_tenant_and_the_region_is_the_same(rig: Rig, ours: Alveo):
