@@ -272,7 +272,7 @@ def test_the_event_loop_runs_on_during_a_pr(host: Process, plugin: Process):
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.EIO, "EIO"),
+        (errno.EIO, "the FPGA reported an error"),
         (errno.ETIMEDOUT, "in time"),
         (errno.EINVAL, "port does not exist"),
         (errno.EBUSY, "another process"),

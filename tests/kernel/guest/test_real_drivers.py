@@ -95,9 +95,10 @@ def test_each_pr_error_is_named(backend: DflBackend, card: Card, bit: int, says:
     rack.knob(CARD, "pr_err", 1 << bit)
     with (
         backend.open_port(card, card.regions[0]) as port,
-        pytest.raises(ProgrammingError, match=says),
+        pytest.raises(ProgrammingError, match="the FPGA reported an error") as failed,
     ):
         port.program(RawImage(IMAGE))
+    assert says in failed.value.why
 
 
 def test_port_errors_are_cleared_and_told(backend: DflBackend, card: Card):

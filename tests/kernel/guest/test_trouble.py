@@ -50,8 +50,9 @@ def test_each_pr_error_is_told_to_its_pod_and_takes_no_more_than_its_region():
             kubelet.allocate(region)
             rack.knob(region, "pr_ports", 0xFF)
             rack.knob(region, "pr_err", 1 << bit)
-            with pytest.raises(Refused, match=says) as refused:
+            with pytest.raises(Refused, match="the FPGA reported an error") as refused:
                 kubelet.prestart(region, env=request(AFU))
+            assert says in node.plugin.until_logged("region failed", region=region)["why"]
             assert refused.value.code == "INTERNAL"
             assert region in refused.value.message
             # At once and for good: nobody asks the driver again.
