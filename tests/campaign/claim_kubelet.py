@@ -107,7 +107,7 @@ class ClaimKubelet:
                 told = await dra.DraPluginStub(self.channel).node_prepare_resources(sent)
         except GONE:
             return [None] * len(claims)
-        return [told.allocations[claim.uid] for claim in claims]
+        return [told.claims[claim.uid] for claim in claims]
 
     async def unprepare(self, claim: Claim, seconds: float) -> Any:
         """What the driver answers."""
@@ -119,7 +119,7 @@ class ClaimKubelet:
                 told = await dra.DraPluginStub(self.channel).node_unprepare_resources(sent)
         except GONE:
             return None
-        return told.allocations[claim.uid]
+        return told.claims[claim.uid]
 
     # ---------------------------------------------------------------- the record
 

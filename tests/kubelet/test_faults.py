@@ -90,7 +90,7 @@ def test_a_force_deleted_pod_that_kubelet_may_have_started_unasked_is_waited_for
     node = make_node("1x1")
     pod = node.pod("waits", container(env=request(), image="localhost/never-there:1"))
     pod.until_waiting("ErrImageNeverPull")
-    node.plugin.until_logged("owner of a claim found", device=P0, pod=pod.uid)
+    node.plugin.until_logged("owner of an allocation found", device=P0, pod=pod.uid)
     node.freeze(pod)
     mark = node.plugin.mark
     node.kubelet.restart()
@@ -124,7 +124,7 @@ def test_a_static_pod_that_comes_again_is_waited_for_though_its_first_instance_i
     mark = node.plugin.mark
     pod.put()
     pod.until_waiting("ErrImageNeverPull")
-    node.plugin.until_logged("owner of a claim found", mark, device=P0, pod=pod.uid)
+    node.plugin.until_logged("owner of an allocation found", mark, device=P0, pod=pod.uid)
     node.freeze(pod)
     mark = node.plugin.mark
     node.kubelet.end()
