@@ -117,7 +117,7 @@ def test_looking_at_the_hardware_does_not_wait_for_a_pr(backend: DflBackend, car
     region = card.regions[0]
     with backend.open_port(card, region) as port:
         before = rack.count(CARD, "prs")
-        worker = threading.Thread(target=port.program, args=(IMAGE,))
+        worker = threading.Thread(target=port.program, args=(RawImage(IMAGE),))
         worker.start()
         while rack.count(CARD, "prs") == before:
             time.sleep(0.001)  # nobody reports
