@@ -91,7 +91,7 @@ def _pod_resources(data: bytes) -> None:
         answer = typed(v1.ListPodResourcesResponse.parse(data))
         for pod in answer.pod_resources:
             for container in pod.containers:
-                for resource, devices in _CLIENT._ours(container.devices).items():
+                for resource, devices in _CLIENT._devices_of(container.devices).items():
                     assert resource.count("/") == 1
                     assert resource.partition("/")[2].isascii()
                     assert all(isinstance(device, str) for device in devices)

@@ -106,7 +106,7 @@ def test_pods_keep_their_devices_while_the_chart_is_upgraded_and_rolled_back(
 ) -> None:
     namespace, *_, attempt = blocks("install.md", "Install in ten minutes")
     (label,) = inline("install.md", "Install in ten minutes", "kubectl label node")
-    (back,) = inline("install.md", "Upgrade", "helm rollback")
+    (back,) = inline("upgrade.md", "Go back", "helm rollback")
     start, runs, end = attempt.splitlines()
     runtime.ctr("images", "tag", "--force", pod_plugin.IMAGE, f"{pod_plugin.REPOSITORY}:next")
     rollout = (
