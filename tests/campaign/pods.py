@@ -41,6 +41,7 @@ from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.kubernetes.kubelet.podsapi import SOURCE_ANNOTATION
 from fpga_plugin.kubernetes.names import ResourceName
 
 XRT_PREFIX = "fpga.amd.com"
@@ -349,10 +350,12 @@ class PodSide(Side):
         if len(self.tenants) >= self.node.at_once:
             return
         pod = make_pod(self.rng, self.admitted, self.node.setup.prefix)
-        if self.static and self.rng.random() < 0.5:
+        static = self.rng.random() < 0.3
+        if static and self.static:
             pod = replace(pod, uid=self.static.pop().uid)
             self.said["static pods that came again"] += 1
         known = as_kubelet_has_it(pod)
+        known.annotations[SOURCE_ANNOTATION] = "file" if static else "api"
         tenant = Tenant(pod, known, [one.name for one in pod.all_containers], busy=True)
         self.node.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         try:
@@ -462,7 +465,7 @@ class PodSide(Side):
         self.tenants.remove(tenant)
         self.server.pods.pop(tenant.pod.uid, None)
         self.node.remove_cgroup(tenant.pod.uid)
-        if self.rng.random() < 0.3:
+        if tenant.known.annotations[SOURCE_ANNOTATION] == "file":
             self.static.append(tenant.pod)
         with contextlib.suppress(GRPCError, *GONE):
             await self.kubelet.end_pod(tenant.pod)

@@ -165,6 +165,8 @@ class _Server:
         _, opcode, _, node, *_ = _IN.unpack_from(request)
         if opcode in {_INIT, _FORGET, _INTERRUPT, _BATCH_FORGET}:
             return False
+        if opcode in {_FLUSH, _RELEASE, _RELEASEDIR}:  # no signal ends the wait for these, and
+            return False  # closing what was only read asks the server of an NFS mount nothing
         name = os.path.basename(self._paths.get(node, ""))
         if CONTENTS in self._hung and not (node == 1 and opcode in {_GETATTR, _ACCESS}):
             return True
