@@ -25,7 +25,7 @@ def test_each_test_lies_where_its_modules_name_leads() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["test_gate.py", "dra/test_gate.py", "dra/test_dfl_port.py", "old/test_old.py"]
+    "wrong", ["test_old.py", "dra/test_old.py", "dra/test_dfl_port.py", "old/test_old.py"]
 )
 def test_a_test_elsewhere_is_found(wrong: str) -> None:
     assert not leads(UNIT / wrong)
