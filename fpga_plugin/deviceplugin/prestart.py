@@ -180,9 +180,10 @@ class PreStarts:
                 ) from None
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
-            told = self._targets.named(error)
+            named = self._targets.named(error)
+            told = named.for_tenant()
             self._envs.refused(identity, devices, str(told))
-            self._recorder.refused(identity, devices, told)
+            self._recorder.refused(identity, devices, named)
             raise told from error.__cause__
         finally:
             if caller is not None:
