@@ -215,32 +215,6 @@ def _event_sink(settings: Settings) -> EventSink:
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 
 
-def _debugging(
-    settings: Settings,
-    operations: CardOperations,
-    pods: PodDirectory,
-    recorder: EventRecorder,
-    queue: CardQueue,
-) -> Debugging | None:
-    """What keeps regions for debugging, where the operator allows it to any namespace."""
-    if settings.debug_namespaces is None:
-        return None
-    if settings.mode is Mode.DRA:
-        log.warning(
-            "no pod is debugged with FPGA_PLUGIN_MODE=dra",
-            namespaces=settings.debug_namespaces,
-            hint="the annotation is not read (docs/dra.md); leave FPGA_PLUGIN_DEBUG_NAMESPACES"
-            " empty",
-        )
-        return None
-    allowed = Allowed(
-        prefix=settings.resource_prefix,
-        namespaces=frozenset(settings.debug_namespaces),
-    )
-    interval = settings.reconcile_interval
-    return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)
-
-
 @dataclass(frozen=True, slots=True)
 class DevicePlugin:
     """What serves kubelet by the device plugin API; with DRA there is none.
@@ -347,14 +321,20 @@ class Plugin:
         # Kubelet's calls.
         owners = Owners(ledger, node.cgroups, node.pods)
         preparer = Preparer(operations, recovery, queue, node.reads)
-        debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
+        self.debugging = Debugging(
+            operations,
+            node.pods,
+            recorder,
+            queue,
+            allowed=Allowed.by(settings),
+            interval=settings.reconcile_interval,
+        )
         targets = Targets(
             operations,
             node.store,
             node.reads,
             recorder=recorder,
             unknown=settings.unknown_variables,
-            debugging=debugging,
         )
         permission = Permission(node.policy, node.pods)
         self.dra: DraDriver | None = None
@@ -388,6 +368,7 @@ class Plugin:
                 envs=envs,
                 permission=permission,
                 recorder=recorder,
+                debugging=self.debugging,
             )
             self.device_plugin = _device_plugin(
                 settings, node, ledger, link, queue, prestarts, owners, envs, recorder
@@ -419,8 +400,7 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
-        if self.debugging is None:  # held by an earlier run with other settings
-            self.ledger.work.end_debug(tuple(self.ledger.debug_holds))
+        self.debugging.start()
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()
@@ -448,8 +428,7 @@ class Plugin:
         api = self.device_plugin
         of_api = {} if api is None else {**self._of_device_plugin(api)}
         of_api |= {} if self.dra is None else self.dra.work()
-        if self.debugging is not None:
-            of_api = {**of_api, "debugging": self.debugging.run()}
+        of_api |= self.debugging.work()
         if self.pool is not None:
             of_api = {**of_api, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}

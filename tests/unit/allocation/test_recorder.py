@@ -10,6 +10,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.errors import (
     FpgaPluginError,
+    HardwareError,
     InvalidRequestError,
     NoSourceError,
     NotFinishedError,
@@ -81,6 +82,12 @@ def test_a_refused_pod_hears_why_by_the_name_that_was_asked_for_on_the_way() -> 
 def test_hardware_that_failed_is_told_apart_from_a_refusal() -> None:
     (event,) = told(refuse(NAMED, ProgrammingError("fifo overflow")))
     assert event.reason == "FpgaProgrammingFailed"
+
+
+def test_the_pod_reads_whom_to_ask_in_place_of_commands_for_root() -> None:
+    error = HardwareError("it hangs", hint="as root: echo 1 > reset", for_operator=True)
+    (event,) = told(refuse(NAMED, error))
+    assert event.note == "it hangs: ask the node's operator"
 
 
 def test_what_becomes_of_a_debugged_pods_region_is_told_to_it() -> None:

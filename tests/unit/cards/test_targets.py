@@ -207,7 +207,8 @@ def test_what_a_pod_asks_for_should_it_fail_is_kept_with_its_start(scene: Scene)
         questions.append((identity.pod, devices))
         return asked
 
-    wants_of(scene)._debugging = SimpleNamespace(requested=target)  # type: ignore[assignment]
+    prestarts = scene.plugin.calls._prestarts
+    prestarts._debugging = SimpleNamespace(requested=target)  # type: ignore[assignment]
     started_with(scene, pod, env_for([AFU]))
     assert questions == [(pod.uid, pod.devices)]
     assert scene.ledger.debug_holds == {

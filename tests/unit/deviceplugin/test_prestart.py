@@ -17,6 +17,7 @@ from ledger_world import AFUS, FACTORY, Checkpoint, Hand, Plugin, env_for
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
 from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin import prestart
 from fpga_plugin.errors import (
@@ -210,6 +211,30 @@ def test_a_failure_of_a_card_does_not_count_for_the_card_that_replaced_it(
             task.result()
         seen.append(scene.condition(region))
     assert seen == [Condition.DIRTY, Condition.DIRTY, Condition.FAULTED]
+
+
+def test_the_operators_commands_stand_in_status_and_the_pods_owner_reads_whom_to_ask(
+    scene: Scene, monkeypatch
+):
+    region = scene.regions[0]
+    failed = HardwareError(
+        "the port did not acknowledge", hint="as root: echo a > unbind", for_operator=True
+    )
+
+    def reset(_hand):
+        raise failed
+
+    pod = scene.admit(region)
+    scene.start(pod, AFU)
+    monkeypatch.setattr(Hand, "reset", reset)
+    with mock.patch.object(EventRecorder, "refused", autospec=True) as refused:
+        task = scene.prestart(pod, AFU)
+        scene.plugin.work()
+    with pytest.raises(HardwareError) as caught:
+        task.result()
+    assert str(caught.value) == "the port did not acknowledge: ask the node's operator"
+    ((_, _, _, error), _) = refused.call_args
+    assert str(error) == "the port did not acknowledge: as root: echo a > unbind"
 
 
 # ------------------------------------------------------------------ at the hand-over

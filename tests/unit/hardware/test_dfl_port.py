@@ -150,8 +150,13 @@ def test_a_reset_passes_zero():
 def test_a_reset_that_is_not_acknowledged_is_an_error():
     kernel, backend, card, region = one_card()
     kernel.reset_error = errno.ETIMEDOUT
-    with backend.open_port(card, region) as port, pytest.raises(HardwareError, match="acknowledge"):
+    with (
+        backend.open_port(card, region) as port,
+        pytest.raises(HardwareError, match="acknowledge") as caught,
+    ):
         port.reset()
+    assert f"echo {ADDRESS} > /sys/bus/pci/drivers/dfl-pci/unbind" in caught.value.hint
+    assert "/sys" not in str(caught.value.for_tenant())
 
 
 def test_the_driver_gets_exactly_the_image_of_this_port():

@@ -422,6 +422,7 @@ def test_functions_that_dfl_pci_took_are_told_with_the_command(rig):
         with pytest.raises(SlotUnusableError, match=f"{function} .* 'dfl-pci'") as caught:
             rig.hold()
         assert f"echo {function} > /sys/bus/pci/drivers/dfl-pci/unbind" in caught.value.hint
+        assert "/sys" not in str(caught.value.for_tenant())
         rig.kernel.write("/sys/bus/pci/drivers/dfl-pci/unbind", str(function))
     with rig.hold():
         pass
