@@ -9,7 +9,7 @@ from uuid import UUID
 
 import alveo
 import pytest
-from alveo import ALIEN, ALL, NO_UUID, A, Alveo, B, fails, holder, until
+from alveo import ALIEN, ALL, NO_UUID, A, Alveo, B, fails, holder
 from doubles import alveo_files
 
 from fpga_plugin.errors import (
@@ -18,7 +18,6 @@ from fpga_plugin.errors import (
     PortInUseError,
     ProgrammingError,
 )
-from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.image import MemoryBank, Xclbin
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card, CardProblem
