@@ -5,6 +5,7 @@ calls those that were made after it. What happens below is told upwards by the q
 the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of the `Node`.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
 
 log = structlog.get_logger()
+
+RESUME_SECONDS: Final = 5.0
+"""How long the start waits for cards that an earlier run left without driver or in a reset."""
 
 KEPT_LOOKS: Final = 3
 """Intervals between two looks at PodResources for which the connection is kept."""
@@ -385,6 +389,7 @@ class Plugin:
             )
             self._runtime.wake()
         self._index: StoreIndex | None = None
+        self._resuming: asyncio.Task[None] | None = None
         self._names = InterfaceNames(ledger, node.store) if names_interfaces(settings) else None
 
     async def start(self) -> None:
@@ -400,8 +405,9 @@ class Plugin:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
-        if self.ledger.rebinding:
-            await self.recovery.resume()
+        # A card that does not come back holds up no other, nor kubelet's calls.
+        self._resuming = asyncio.create_task(self.recovery.resume(), name="resume")
+        await asyncio.wait({self._resuming}, timeout=RESUME_SECONDS)
         if (api := self.device_plugin) is not None:
             await self.link.start(api.calls, api.reconciler)
         elif self.dra is not None:
@@ -457,6 +463,9 @@ class Plugin:
         if self._index is not None:
             self._index.close()
         await self.link.stop()
+        if self._resuming is not None:
+            self._resuming.cancel()
+            await asyncio.wait({self._resuming})
         if self.dra is not None:
             await self.dra.stop()
         self.node.workers.close()
