@@ -43,7 +43,7 @@ class PodObserver(Protocol):
 
 
 class EventRecorder:
-    """See the module.
+    """Records Events about pods and about the node.
 
     Args:
         events: where it goes; None: nowhere.

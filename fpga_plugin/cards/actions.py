@@ -73,7 +73,7 @@ class CardState:
 
 
 class CardActions:
-    """See the module.
+    """The operator's actions on a card: drain, undrain, retry, release.
 
     Args:
         operations: what is done to a card.

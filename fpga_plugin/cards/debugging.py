@@ -120,7 +120,7 @@ class Allowed:
 
 
 class Debugging:
-    """See the module.
+    """Keeps regions of failed containers for their developers.
 
     Args:
         operations: has the ledger, and whose port errors are logged.

@@ -67,7 +67,7 @@ _REACH = {
 
 
 class Inventory:
-    """See the module.
+    """Keeps the ledger's view of the hardware.
 
     Args:
         operations: has ledger, backend, blanks and the cards' locks.

@@ -46,7 +46,7 @@ _MAX_AT_ONCE = 1000
 
 
 class Targets:
-    """See the module.
+    """Turns requests into what each region is to become, with the bitstream read.
 
     Args:
         operations: has the ledger and the backend.

@@ -87,7 +87,7 @@ class _Preparation:
 
 
 class PreStarts:
-    """See the module.
+    """Serves PreStartContainer.
 
     Args:
         operations: has the ledger, and pods' cgroups.

@@ -40,7 +40,7 @@ Named = Callable[[PodUid | None], PodName | None]
 
 
 class HistoryWriter:
-    """See the module.
+    """Writes the history of regions in the background.
 
     Args:
         ledger: whose allocations are written down.
