@@ -1,7 +1,8 @@
 """The kinds of bitstream files, and what each says of itself.
 
-Callers need neither know which kind they have, nor trust a name. A further kind is another entry of
-`KINDS`; nothing else knows an ending, or how many digits name a file.
+Callers need neither know which kind they have, nor trust a name. Nothing but
+`KINDS` knows an ending, or how many digits name a file. What else a further kind needs is in
+docs/backends.md.
 """
 
 import io
