@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
-# The one place that says it; tests/unit/test_versions.py holds chart, kustomization and docs to it.
+# The one place that says it; tests/unit/project/test_versions.py holds chart, kustomization and docs to it.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 # Builds the documents' site from mkdocs.yml: the maintained successor of Material for MkDocs. Not among the tools of the

@@ -20,6 +20,9 @@ MAX_TOLD = 300
 MAX_MESSAGE_BYTES = 1000
 """A message stays under 1 KiB: kubelet puts it into an Event, which caps notes at 1 KiB."""
 
+ASK_THE_OPERATOR = "ask the node's operator"
+"""What a pod's owner can do where only root of the node can do anything."""
+
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -46,6 +49,7 @@ class FpgaPluginError(Exception):
         status: gRPC status that fits.
         message: what happened, to which device, variable or file.
         hint: what the reader can do; may be empty.
+        for_operator: the hint is what root of the node can do, with commands.
         why: what the hardware said, for the log alone: a tenant can do nothing with it.
         retry_after: seconds for which whoever refused asks to be left alone; 0: it does not ask.
 
@@ -56,10 +60,13 @@ class FpgaPluginError(Exception):
     status: ClassVar[Status] = Status.INTERNAL
     retry_after: float = 0.0
 
-    def __init__(self, message: str, *, hint: str = "", why: str = "") -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", why: str = "", for_operator: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = _encodable(message)
         self.hint = _encodable(hint)
+        self.for_operator = for_operator
         self.why = _encodable(why)
 
     @property
@@ -74,6 +81,14 @@ class FpgaPluginError(Exception):
         other.__dict__.update(self.__dict__)
         other.message, other.hint = words(self.message), words(self.hint)
         return other
+
+    def for_tenant(self) -> Self:
+        """The same error as a pod's owner reads it: without commands for root of the node."""
+        if not self.for_operator:
+            return self
+        told = self.reworded(str)
+        told.hint = ASK_THE_OPERATOR
+        return told
 
     def __str__(self) -> str:
         text = f"{self.message}: {self.hint}" if self.hint else self.message

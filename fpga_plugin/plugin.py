@@ -5,6 +5,7 @@ calls those that were made after it. What happens below is told upwards by the q
 the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of the `Node`.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
 
 log = structlog.get_logger()
+
+RESUME_SECONDS: Final = 5.0
+"""How long the start waits for cards that an earlier run left without driver or in a reset."""
 
 KEPT_LOOKS: Final = 3
 """Intervals between two looks at PodResources for which the connection is kept."""
@@ -211,32 +215,6 @@ def _event_sink(settings: Settings) -> EventSink:
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 
 
-def _debugging(
-    settings: Settings,
-    operations: CardOperations,
-    pods: PodDirectory,
-    recorder: EventRecorder,
-    queue: CardQueue,
-) -> Debugging | None:
-    """What keeps regions for debugging, where the operator allows it to any namespace."""
-    if settings.debug_namespaces is None:
-        return None
-    if settings.mode is Mode.DRA:
-        log.warning(
-            "no pod is debugged with FPGA_PLUGIN_MODE=dra",
-            namespaces=settings.debug_namespaces,
-            hint="the annotation is not read (docs/dra.md); leave FPGA_PLUGIN_DEBUG_NAMESPACES"
-            " empty",
-        )
-        return None
-    allowed = Allowed(
-        prefix=settings.resource_prefix,
-        namespaces=frozenset(settings.debug_namespaces),
-    )
-    interval = settings.reconcile_interval
-    return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)
-
-
 @dataclass(frozen=True, slots=True)
 class DevicePlugin:
     """What serves kubelet by the device plugin API; with DRA there is none.
@@ -343,14 +321,20 @@ class Plugin:
         # Kubelet's calls.
         owners = Owners(ledger, node.cgroups, node.pods)
         preparer = Preparer(operations, recovery, queue, node.reads)
-        debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
+        self.debugging = Debugging(
+            operations,
+            node.pods,
+            recorder,
+            queue,
+            allowed=Allowed.by(settings),
+            interval=settings.reconcile_interval,
+        )
         targets = Targets(
             operations,
             node.store,
             node.reads,
             recorder=recorder,
             unknown=settings.unknown_variables,
-            debugging=debugging,
         )
         permission = Permission(node.policy, node.pods)
         self.dra: DraDriver | None = None
@@ -384,6 +368,7 @@ class Plugin:
                 envs=envs,
                 permission=permission,
                 recorder=recorder,
+                debugging=self.debugging,
             )
             self.device_plugin = _device_plugin(
                 settings, node, ledger, link, queue, prestarts, owners, envs, recorder
@@ -404,6 +389,7 @@ class Plugin:
             )
             self._runtime.wake()
         self._index: StoreIndex | None = None
+        self._resuming: asyncio.Task[None] | None = None
         self._names = InterfaceNames(ledger, node.store) if names_interfaces(settings) else None
 
     async def start(self) -> None:
@@ -414,14 +400,14 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
-        if self.debugging is None:  # held by an earlier run with other settings
-            self.ledger.work.end_debug(tuple(self.ledger.debug_holds))
+        self.debugging.start()
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
-        if self.ledger.rebinding:
-            await self.recovery.resume()
+        # A card that does not come back holds up no other, nor kubelet's calls.
+        self._resuming = asyncio.create_task(self.recovery.resume(), name="resume")
+        await asyncio.wait({self._resuming}, timeout=RESUME_SECONDS)
         if (api := self.device_plugin) is not None:
             await self.link.start(api.calls, api.reconciler)
         elif self.dra is not None:
@@ -442,8 +428,7 @@ class Plugin:
         api = self.device_plugin
         of_api = {} if api is None else {**self._of_device_plugin(api)}
         of_api |= {} if self.dra is None else self.dra.work()
-        if self.debugging is not None:
-            of_api = {**of_api, "debugging": self.debugging.run()}
+        of_api |= self.debugging.work()
         if self.pool is not None:
             of_api = {**of_api, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
@@ -478,6 +463,9 @@ class Plugin:
         if self._index is not None:
             self._index.close()
         await self.link.stop()
+        if self._resuming is not None:
+            self._resuming.cancel()
+            await asyncio.wait({self._resuming})
         if self.dra is not None:
             await self.dra.stop()
         self.node.workers.close()

@@ -197,7 +197,7 @@ def values() -> dict[str, Schema]:
         "enabled": boolean("For the `condition` of a chart that depends on this one; not used."),
         "observe": boolean("Only look and log: nothing is touched, and the pod has no privileges."),
         "mode": {
-            "description": "By which door devices are asked for; a node has one of them.",
+            "description": "By which API pods ask for devices; a node has one of them.",
             "enum": MODES,
         },
         "deviceClasses": closed(

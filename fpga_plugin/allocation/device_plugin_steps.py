@@ -87,9 +87,13 @@ class DevicePluginSteps:
         for device in devices:
             present = self._state.allocations.get(device)
             self._obstacles.check(device, Stops.ALLOCATE if present is None else Stops.REPEAT)
-            if present is not None and not present.prestart_seen and not present.missed_prestart:
-                granted.append(self._grant_again(step, present))
-                continue
+            if present is not None and not present.prestart_seen:
+                # Also where a PreStart may have been missed: if none was, and this is the same
+                # pod's next container, its first one has the nodes of before.
+                self._check_nodes(present)
+                if not present.missed_prestart:
+                    granted.append(self._grant_again(step, present))
+                    continue
             if present is not None:
                 self._check_name(device, resource)
                 step.release(present)
@@ -110,11 +114,11 @@ class DevicePluginSteps:
         self._state.ends["implied"] += implied
         return tuple(granted)
 
-    def _grant_again(self, step: Step, present: Allocation) -> Allocation:
-        """An unused allocation again: to the same pod, or to another after one that failed.
+    def _check_nodes(self, present: Allocation) -> None:
+        """Whether an allocation's nodes are still those of its regions.
 
         Raises:
-            RefusedError: its nodes belong to other devices now; the allocation is ended.
+            RefusedError: they are other devices' by now; the allocation is ended.
         """
         try:
             self._obstacles.check_grants(present)
@@ -123,7 +127,10 @@ class DevicePluginSteps:
             # allocation stayed, it would refuse every later pod too.
             self.release([present.device])
             raise
-        if present.pod is not None:  # its pod is unknown until kubelet's records name it
+
+    def _grant_again(self, step: Step, present: Allocation) -> Allocation:
+        """An unused allocation again: to the same pod, or to another after one that failed."""
+        if present.pod is not None:  # whose it is now has to be learnt again
             users = self._state.tenancies.users(present)
             step.change.tenancies |= dict.fromkeys((one.key for one in users), None)
             present = step.change.allocations[present.device] = replace(present, pod=None)

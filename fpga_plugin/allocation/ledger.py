@@ -55,7 +55,7 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Ledger(State):
-    """The state, with the parts that change it and answer questions about it.
+    """The state with its parts, as the journal had it at the start.
 
     Args:
         prefix: of resources.

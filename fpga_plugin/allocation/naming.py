@@ -44,7 +44,7 @@ from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Naming:
-    """See the module.
+    """The names of resources, and what they mean.
 
     Args:
         state: of the ledger.

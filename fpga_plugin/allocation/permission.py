@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Permission:
-    """See the module.
+    """Asks the operator's policy.
 
     Args:
         policy: None: everything is permitted, and nothing is asked.

@@ -51,7 +51,7 @@ class CardWorker(Protocol):
 
 
 class CardQueue:
-    """See the module.
+    """The cards that may have work, and the tasks that look at them.
 
     Args:
         interval: the longest wait in seconds between two looks at what has to wait.

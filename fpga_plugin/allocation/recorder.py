@@ -43,7 +43,7 @@ class PodObserver(Protocol):
 
 
 class EventRecorder:
-    """See the module.
+    """Records Events about pods and about the node.
 
     Args:
         events: where it goes; None: nowhere.
@@ -76,7 +76,7 @@ class EventRecorder:
             return
         failed = error.status in _FAILURES
         reason = "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused"
-        self._tell(identity, devices, reason, str(error))
+        self._tell(identity, devices, reason, str(error.for_tenant()))
 
     def served(self, devices: Sequence[DeviceId], claim: str) -> None:
         """A ResourceClaim was prepared, or ended: what was refused of it before is over."""

@@ -25,7 +25,7 @@ WORKED_ON = frozenset({Condition.FAULTED, Condition.SCRUBBING})
 
 
 class Step:
-    """See the module. It reads the ledger's state, and leaves it as it is until `commit`.
+    """Collects one change. It reads the ledger's state, and leaves it as it is until `commit`.
 
     Attributes:
         change: what will be committed.

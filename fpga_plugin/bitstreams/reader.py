@@ -51,7 +51,7 @@ _NAMED = 3
 
 
 class StoreReader:
-    """See the module."""
+    """Reads the store's files in threads, each for a limited time."""
 
     def __init__(self, library: Library) -> None:
         """Read nothing yet.

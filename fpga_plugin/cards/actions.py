@@ -9,6 +9,7 @@ from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Kind, Stops
 from fpga_plugin.allocation.queue import CardQueue
+from fpga_plugin.cards import debugging
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.recovery import Recovery
@@ -72,7 +73,7 @@ class CardState:
 
 
 class CardActions:
-    """See the module.
+    """The operator's actions on a card: drain, undrain, retry, release.
 
     Args:
         operations: what is done to a card.
@@ -146,17 +147,14 @@ class CardActions:
         return await self.state(card_id)
 
     async def release(self, card: str) -> CardState:
-        """Keep nothing of a card for debugging any more: what was kept is scrubbed now.
+        """Keep nothing of a card for debugging any more (`debugging.end_on`).
 
         Raises:
             UnknownDeviceError: no such card.
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        if kept := [one.region for one in self._ledger.debug_holds_on(card_id)]:
-            self._ledger.work.end_debug(kept)
-            self._queue.add(card_id)
-            log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
+        debugging.end_on(card_id, self._ledger, self._queue)
         return await self.state(card_id)
 
     async def functions(self, card: str, *, make: bool) -> tuple[PciFunction, ...]:

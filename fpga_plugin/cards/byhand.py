@@ -73,7 +73,7 @@ class Programmed:
 
 
 class HandProgrammer:
-    """See the module.
+    """Programs regions for the operator.
 
     Args:
         operations: what is done to a card.

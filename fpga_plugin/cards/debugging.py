@@ -15,11 +15,11 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -37,6 +37,7 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName
 from fpga_plugin.kubernetes.pod import Phase, Pod
+from fpga_plugin.settings.settings import Mode, Settings
 
 log = structlog.get_logger()
 
@@ -80,16 +81,53 @@ class Allowed:
     prefix: str
     namespaces: frozenset[str]
 
+    @classmethod
+    def by(cls, settings: Settings) -> "Allowed | None":
+        """What the settings allow; None: no pod is debugged."""
+        if settings.debug_namespaces is None:
+            return None
+        if settings.mode is Mode.DRA:
+            log.warning(
+                "no pod is debugged with FPGA_PLUGIN_MODE=dra",
+                namespaces=settings.debug_namespaces,
+                hint="the annotation is not read (docs/dra.md); leave FPGA_PLUGIN_DEBUG_NAMESPACES"
+                " empty",
+            )
+            return None
+        return cls(prefix=settings.resource_prefix, namespaces=frozenset(settings.debug_namespaces))
+
+    @property
+    def annotation(self) -> str:
+        """By which a pod asks for it."""
+        return f"{self.prefix}/debug"
+
+    def to(self, namespace: str) -> bool:
+        """Whether pods of a namespace may ask."""
+        return not self.namespaces.isdisjoint({namespace, EVERY_NAMESPACE})
+
+    def seconds(self, namespace: str, text: str) -> float:
+        """For how long a pod's region is kept whose annotation says `text`.
+
+        Raises:
+            ValueError: the annotation has no effect.
+        """
+        if not self.to(namespace):
+            raise ValueError(f"namespace {namespace} is not in FPGA_PLUGIN_DEBUG_NAMESPACES")
+        try:
+            return parse_keep(text)
+        except ValueError as error:
+            raise ValueError(f"its value is {quote(text)}: {error}") from None
+
 
 class Debugging:
-    """See the module.
+    """Keeps regions of failed containers for their developers.
 
     Args:
         operations: has the ledger, and whose port errors are logged.
         pods: reports pods' annotations and status.
         recorder: reports to pods.
         queue: where a card is added that may be scrubbed.
-        allowed: what the operator allows.
+        allowed: what the operator allows; None: nothing, and what an earlier run kept ends.
         interval: seconds between two looks.
         clock: seconds since the node booted.
     """
@@ -101,20 +139,20 @@ class Debugging:
         recorder: EventRecorder,
         queue: CardQueue,
         *,
-        allowed: Allowed,
+        allowed: Allowed | None,
         interval: float,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._operations, self._pods, self._recorder = operations, pods, recorder
         self._queue = queue
-        self._annotation = f"{allowed.prefix}/debug"
-        self._namespaces = allowed.namespaces
+        self._allowed = allowed
         self._interval, self._clock = interval, clock
         self._something = asyncio.Event()
         self._undecided: dict[RegionId, float] = {}
-        self._ledger.subscribe(self._changed)
-        for card in {card_of(region) for region in self._ledger.debug_holds}:
-            self._changed(card)
+        if allowed is not None:
+            self._ledger.subscribe(self._changed)
+            for card in {card_of(region) for region in self._ledger.debug_holds}:
+                self._changed(card)
 
     @property
     def _ledger(self) -> Ledger:
@@ -132,13 +170,27 @@ class Debugging:
         """For how many seconds more a region is kept."""
         return max(kept.until - self._clock(), 0.0)
 
+    def start(self) -> None:
+        """End what an earlier run kept by settings that allowed it.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        if self._allowed is None:
+            self._ledger.work.end_debug(tuple(self._ledger.debug_holds))
+
+    def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What is to be done for as long as the plugin serves, by name."""
+        return {} if self._allowed is None else {"debugging": self.run()}
+
     # ---------------------------------------------------------------- what a pod asks for
 
     async def requested(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
         """What the pod of a PreStart asks for; None: nothing, or it may not."""
+        if (allowed := self._allowed) is None or identity.pod is None:
+            return None
         # Of a namespace that is known without asking anybody: its pods pay nothing for debugging.
-        forbidden = identity.namespace and not self._allows(identity.namespace)
-        if identity.pod is None or forbidden:
+        if identity.namespace and not allowed.to(identity.namespace):
             return None
         try:
             async with asyncio.timeout(ASK_SECONDS):
@@ -151,16 +203,19 @@ class Debugging:
                 reason=str(error) or "no answer in time",
             )
             return None
-        if (text := pod.annotations.get(self._annotation)) is None:
-            return None
-        if not self._allows(pod.namespace):
-            why = f"namespace {pod.namespace} is not in FPGA_PLUGIN_DEBUG_NAMESPACES"
-            self._ignored(identity, devices, why)
+        if (text := pod.annotations.get(allowed.annotation)) is None:
             return None
         try:
-            seconds = parse_keep(text)
+            seconds = allowed.seconds(pod.namespace, text)
         except ValueError as error:
-            self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
+            log.warning(
+                "a debug annotation has no effect",
+                pod=identity.pod,
+                devices=list(devices),
+                reason=str(error),
+            )
+            message = f"annotation {allowed.annotation} has no effect: {error}"
+            self._recorder.warned(identity, devices, message, reason="FpgaDebugIgnored")
             return None
         log.info("a pod is debugged", pod=identity.pod, devices=list(devices), kept_seconds=seconds)
         return DebugHold(
@@ -171,16 +226,6 @@ class Debugging:
             containers=tuple(sorted(identity.containers)),
             seconds=seconds,
         )
-
-    def _allows(self, namespace: str) -> bool:
-        return not self._namespaces.isdisjoint({namespace, EVERY_NAMESPACE})
-
-    def _ignored(self, identity: Identity, devices: Sequence[DeviceId], why: str) -> None:
-        message = f"annotation {self._annotation} has no effect: {why}"
-        log.warning(
-            "a debug annotation has no effect", pod=identity.pod, devices=list(devices), reason=why
-        )
-        self._recorder.warned(identity, devices, message, reason="FpgaDebugIgnored")
 
     # ---------------------------------------------------------------- what became of it
 
@@ -316,7 +361,18 @@ class DebugLog:
         self._errors: dict[RegionId, dict[str, int]] = {}
         self._accelerators: dict[RegionId, AfuId | None] = {}
 
-    async def look(self, card: Card) -> None:
+    async def look(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """Log what changed since the last look.
+
+        Args:
+            card: whose regions.
+            observed: what is on them.
+        """
+        await self._look_at_errors(card)
+        if self._operations.ledger.cards.get(card.id) == card:
+            self._look_at_accelerators(observed)
+
+    async def _look_at_errors(self, card: Card) -> None:
         """Log each new set of port errors, once."""
         for region in card.regions:
             if region.id not in self._operations.debugged:
@@ -336,7 +392,7 @@ class DebugLog:
                 shown = {name: f"{value:#x}" for name, value in errors.items()}
                 log.warning("port errors", region=region.id, errors=shown, **about)
 
-    def shows(self, observed: Mapping[RegionId, AfuId | None]) -> None:
+    def _look_at_accelerators(self, observed: Mapping[RegionId, AfuId | None]) -> None:
         """Log what is on them: at the first look, and when it changes."""
         debugged = self._operations.debugged
         self._accelerators = {r: afu for r, afu in self._accelerators.items() if r in debugged}
@@ -351,6 +407,18 @@ class DebugLog:
                     clock=None if clock is None else clock.detail,
                     **self._operations.owner(region),
                 )
+
+
+def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:
+    """Keep nothing of a card any more: what was kept is scrubbed now.
+
+    Raises:
+        JournalError: it cannot be written down, so nothing has changed.
+    """
+    if kept := [one.region for one in ledger.debug_holds_on(card)]:
+        ledger.work.end_debug(kept)
+        queue.add(card)
+        log.info("an operator ends what is kept for debugging", card=card, regions=kept)
 
 
 def parse_keep(text: str) -> float:

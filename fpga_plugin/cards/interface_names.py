@@ -30,7 +30,7 @@ class NameSource(Protocol):
 
 
 class InterfaceNames:
-    """See the module."""
+    """Follows the manifest's names of interface ids."""
 
     def __init__(self, ledger: Ledger, source: NameSource) -> None:
         self._ledger = ledger

@@ -67,7 +67,7 @@ _REACH = {
 
 
 class Inventory:
-    """See the module.
+    """Keeps the ledger's view of the hardware.
 
     Args:
         operations: has ledger, backend, blanks and the cards' locks.
@@ -404,14 +404,13 @@ class Inventory:
                 if self._ledger.cards.get(card_id) == card:
                     self._silent(card)
                 return
-            await self._debugged.look(card)
+            await self._debugged.look(card, {} if signals is None else signals[1])
             if self._ledger.cards.get(card_id) != card:
                 return  # whoever found that out looks at its health next
             if signals is None:
                 self._look_later(card_id)
                 return
             health, observed = signals
-            self._debugged.shows(observed)
             self._verify(card, observed)
             if self._lacks_guard(card, health):
                 health = await self._guard(card, health)

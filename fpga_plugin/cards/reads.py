@@ -27,7 +27,7 @@ class SilentCardError(HardwareError):
 
 
 class CardReads:
-    """See the module."""
+    """Reads cards in threads, so that a card that hangs holds up no other."""
 
     def __init__(self) -> None:
         self._threads: KeyedThreads[CardId] = KeyedThreads("cards")

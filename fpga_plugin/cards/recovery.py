@@ -224,8 +224,14 @@ class Recovery:
         return True
 
     async def resume(self) -> None:
-        """Finish what an earlier run began: bind cards that it left without driver."""
-        for card_id in sorted(self._ledger.rebinding):
+        """Finish what an earlier run began: bind cards that it left without driver.
+
+        A card that is found in the midst of a reset is put online whatever the journal says of it:
+        the journal may be a new one, or an older one that was put back.
+        """
+        problems = self._ledger.problems.items()
+        interrupted = {card_id for card_id, problem in problems if problem.interrupted}
+        for card_id in sorted(self._ledger.rebinding | interrupted):
             try:
                 await self.put_on(card_id)
             except FpgaPluginError as error:

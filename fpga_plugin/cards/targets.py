@@ -7,7 +7,6 @@ from functools import partial
 
 import structlog
 
-from fpga_plugin.allocation.journal.records import DebugHold
 from fpga_plugin.allocation.ledger import MAY_COME_BACK, card_of
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.functions import assign_functions
@@ -26,7 +25,6 @@ from fpga_plugin.bitstreams.manifest import Aliases
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.clocks import check_asked
-from fpga_plugin.cards.debugging import Debugging
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.prepare import FunctionTarget, ProgramTarget
 from fpga_plugin.cards.reads import CardReads
@@ -48,7 +46,7 @@ _MAX_AT_ONCE = 1000
 
 
 class Targets:
-    """See the module.
+    """Turns requests into what each region is to become, with the bitstream read.
 
     Args:
         operations: has the ledger and the backend.
@@ -56,7 +54,6 @@ class Targets:
         reads: of cards that may not answer.
         recorder: is notified of variables that mean nothing.
         unknown: what is done about those.
-        debugging: what pods' annotations ask for; None: they are not read.
     """
 
     def __init__(
@@ -67,21 +64,13 @@ class Targets:
         *,
         recorder: EventRecorder,
         unknown: UnknownVariables = UnknownVariables.WARN,
-        debugging: Debugging | None = None,
     ) -> None:
-        self._debugging = debugging
         self._recorder = recorder
         self._unknown = unknown
         self._ledger = operations.ledger
         self._backend = operations.backend
         self._store = store
         self._reads = reads
-
-    async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> DebugHold | None:
-        """What the pod wants of its regions should the container fail."""
-        return (
-            None if self._debugging is None else await self._debugging.requested(identity, devices)
-        )
 
     def named(self, error: FpgaPluginError) -> FpgaPluginError:
         """The same error for people: with what the store's manifest calls the ids in it.

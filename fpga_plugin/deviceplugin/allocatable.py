@@ -43,7 +43,7 @@ SHOWN: Final = 4
 
 
 class AllocatableCheck:
-    """See the module.
+    """Compares what kubelet counts with the lists that it was sent.
 
     Args:
         link: knows what kubelet was sent, and registers a resource again.

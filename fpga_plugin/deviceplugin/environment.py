@@ -26,7 +26,7 @@ milliseconds; what it sends late is why it has to be waited for."""
 
 
 class StockEnvironment:
-    """See the module.
+    """Makes a container's request variables from its pod's spec.
 
     Args:
         pods: reports pods.

@@ -44,7 +44,7 @@ SOCKET: Final = "kubelet.sock"
 
 
 class MissedPreStarts:
-    """See the module.
+    """Finds and reports containers that kubelet started without PreStart.
 
     Args:
         ledger: knows the allocations.

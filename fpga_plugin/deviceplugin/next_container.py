@@ -103,7 +103,7 @@ class _Proof:
 
 
 class NextContainer:
-    """See the module.
+    """Finds out which container of a pod starts now.
 
     Args:
         pods: reports pods.

@@ -24,6 +24,7 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
+from fpga_plugin.cards.debugging import Debugging
 from fpga_plugin.cards.handover import last_look
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget
@@ -86,7 +87,7 @@ class _Preparation:
 
 
 class PreStarts:
-    """See the module.
+    """Serves PreStartContainer.
 
     Args:
         operations: has the ledger, and pods' cgroups.
@@ -96,6 +97,7 @@ class PreStarts:
         envs: reports what the container asks for, where kubelet does not send it.
         permission: the operator's policy.
         recorder: is notified of refusals.
+        debugging: reports what a pod asks for should its container fail.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class PreStarts:
         envs: StockEnvironment,
         permission: Permission,
         recorder: EventRecorder,
+        debugging: Debugging,
     ) -> None:
         self._ledger = operations.ledger
         self._cgroups = operations.cgroups
@@ -117,6 +120,7 @@ class PreStarts:
         self._envs = envs
         self._permission = permission
         self._recorder = recorder
+        self._debugging = debugging
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ledger.subscribe(self._changed)
@@ -158,7 +162,7 @@ class PreStarts:
                     identity = await permitted()
                     preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
-                    debug = await self._targets.debug(identity, devices)
+                    debug = await self._debugging.requested(identity, devices)
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
@@ -176,9 +180,10 @@ class PreStarts:
                 ) from None
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
-            told = self._targets.named(error)
+            named = self._targets.named(error)
+            told = named.for_tenant()
             self._envs.refused(identity, devices, str(told))
-            self._recorder.refused(identity, devices, told)
+            self._recorder.refused(identity, devices, named)
             raise told from error.__cause__
         finally:
             if caller is not None:

@@ -18,7 +18,7 @@ from fpga_plugin.kubernetes.pod import Pod
 
 
 class ClaimTargets:
-    """See the module.
+    """Decides what each region of a claim is to become.
 
     Args:
         ledger: knows the cards.

@@ -132,7 +132,7 @@ def open_leftovers(
 
 
 class DraDriver:
-    """See the module.
+    """The DRA driver of the node.
 
     Args:
         settings: all of them.

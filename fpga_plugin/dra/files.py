@@ -36,7 +36,7 @@ RETRY_SECONDS: Final = 30.0
 
 
 class ClaimFiles:
-    """See the module.
+    """Writes and removes the claims' files for the container runtime.
 
     Args:
         ledger: who has what.

@@ -109,7 +109,7 @@ class _Work:
 
 
 class ClaimLifecycle:
-    """See the module.
+    """Prepares and unprepares claims.
 
     Args:
         operations: has the ledger, and pods' cgroups.

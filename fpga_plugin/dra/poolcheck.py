@@ -55,7 +55,7 @@ def pause() -> float:
 
 
 class PoolCheck:
-    """See the module.
+    """Looks for ResourceSlices that others wrote into this node's pool.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.

@@ -58,7 +58,7 @@ _FILE: Final = re.compile(re.escape(FILE_NAME))
 
 
 class ClaimReconciler:
-    """See the module.
+    """Compares the ledger's claims with kubelet's record.
 
     Args:
         operations: has the ledger, and pods' cgroups.

@@ -230,7 +230,7 @@ async def _served(
         ref = _parsed(claim)
         answer = await serve(ref)
     except FpgaPluginError as error:
-        problem = str(error)
+        problem = str(error.for_tenant())
         if ref is not None:
             refused(ref, error)
     except Exception:  # noqa: BLE001  # of one claim: the others are answered

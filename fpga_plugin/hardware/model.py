@@ -138,12 +138,14 @@ class CardProblem:
         message: what is wrong.
         hint: what the operator can do.
         passing: no event tells when it has passed: the card is looked at again from time to time.
+        interrupted: a reset of the card began and did not end; `Backend.bind` ends it.
     """
 
     address: PciAddress
     message: str
     hint: str = ""
     passing: bool = False
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,13 +204,12 @@ class _Cards:
         )
 
     def _kept(self, kept: DebugHold) -> KeptView:
-        debugging = self._plugin.debugging
         return {
             "pod_uid": kept.pod,
             "namespace": kept.namespace,
             "pod": kept.name,
             "failure": kept.failure,
-            "seconds_left": 0.0 if debugging is None else debugging.left(kept),
+            "seconds_left": self._plugin.debugging.left(kept),
         }
 
     def _clock(self, record: RegionRecord) -> ClockView | None:

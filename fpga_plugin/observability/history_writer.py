@@ -40,7 +40,7 @@ Named = Callable[[PodUid | None], PodName | None]
 
 
 class HistoryWriter:
-    """See the module.
+    """Writes the history of regions in the background.
 
     Args:
         ledger: whose allocations are written down.
@@ -121,15 +121,13 @@ class HistoryWriter:
 
     def _changed_kept(self, card: CardId, now: float) -> None:
         """Regions of a card may be kept for debugging, or no longer."""
-        if not self._ledger.debug_holds and not self._kept:
-            return
-        of_card = {region for region in self._ledger.debug_holds if card_of(region) == card}
-        kept = {region: debug for region in of_card if (debug := self._ledger.debug_hold(region))}
-        for region in kept.keys() - self._kept:
-            debug = kept[region]
-            event = Event(at=now, pod=debug.pod, words=debug.failure[:WORDS])
-            self._note(region, Kind.KEPT, event)
-        self._kept = {one for one in self._kept if card_of(one) != card} | kept.keys()
+        kept = [one for one in self._ledger.debug_holds_on(card) if one.until]
+        for one in kept:
+            if one.region not in self._kept:
+                event = Event(at=now, pod=one.pod, words=one.failure[:WORDS])
+                self._note(one.region, Kind.KEPT, event)
+        self._kept = {region for region in self._kept if card_of(region) != card}
+        self._kept |= {one.region for one in kept}
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared."""

@@ -1,6 +1,7 @@
 """What each state means, and what to do about it: the words that page and table link to.
 
-The runbook (docs/runbook.md) has a part for each; tests/unit/test_states.py keeps the two together.
+The runbook (docs/runbook.md) has a part for each; tests/unit/observability/test_states.py keeps the
+two together.
 """
 
 from dataclasses import dataclass

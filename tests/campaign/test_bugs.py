@@ -2,7 +2,7 @@
 """Each deliberate bug (`bugs`) is found, and nothing is where there is none.
 
 Minutes of kills, by chance: `make campaign-bugs` runs them, CI does not. That the
-bugs still fit the code is a unit test (tests/unit/test_campaign.py).
+bugs still fit the code is a unit test (tests/unit/project/test_campaign.py).
 """
 
 import os

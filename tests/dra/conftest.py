@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path += [
-    str(Path(__file__).parents[1] / name) for name in ("", "unit", "integration", "kubelet")
+    str(Path(__file__).parents[1] / name)
+    for name in ("", "unit", "unit/allocation", "integration", "kubelet")
 ]
 
 import pods_node

@@ -10,7 +10,7 @@ with what is kept in tests/fuzz/corpus, and with what earlier searches in this c
 With SEED in the environment every search takes the same way each time (CI: a change is judged by
 the same inputs); without it each is another one.
 Where atheris has no wheel (Python after 3.13, machines other than x86-64) it says so and does
-nothing; tests/unit/test_fuzz_seeds.py replays seeds, corpus and findings everywhere.
+nothing; tests/unit/project/test_fuzz_seeds.py replays seeds, corpus and findings everywhere.
 """
 # ruff: noqa: T201 - a command prints
 

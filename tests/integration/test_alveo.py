@@ -314,6 +314,23 @@ def test_a_plugin_that_dies_in_a_scrub_finishes_it(at: str):
         assert (state["record"], state["mask"], state["shutdown"]) == (NOTHING, MASK, False)
 
 
+def test_a_reset_that_was_interrupted_is_ended_though_the_journal_is_lost():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        eventually(lambda: node.alveo()["shutdown"])
+        node.plugin.kill()
+        for file in node.state_dir.glob("journal.sqlite3*"):
+            file.unlink()
+        node.start()
+        node.plugin.until_logged("card bound again", card=CARD)
+        kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        state = node.alveo()
+        assert (state["record"], state["mask"], state["shutdown"]) == (NOTHING, MASK, False)
+
+
 def test_a_crash_leaves_an_owned_region_as_it_is():
     with AlveoNode().up() as node:
         kubelet = node.kubelet

@@ -44,7 +44,7 @@ NOT_RUN = {
     "git clone": "needs the repository's address",
     ".venv/bin/python -m pytest": "a test run in a test run",
     ".venv/bin/python bitstreams/sources/build.py": "writes the samples: test_bitstream_command.py",
-    "spin ": "needs spin, which CI lacks; what it printed is replayed by tests/unit/test_model.py",
+    "spin ": "needs spin, which CI lacks; test_ledger_model.py replays what it printed",
     "echo 0 > /sys/bus/pci": "needs a card with virtual functions",
     "echo 3 > /sys/bus/pci": "needs a card with virtual functions",
     "FPGA_PLUGIN_BACKEND=simulated FPGA_PLUGIN_BITSTREAM_DIR=$PWD/bitstreams sudo -E"

@@ -1,8 +1,9 @@
 """Clients that mean ill, on every socket of the plugin, for as long as the run goes.
 
-Each picks a socket and does one thing that tests/unit/test_grpclib.py, test_hostile.py and
-tests/integration/test_http.py look at once; here it is done thousands of times beside honest
-clients. Only root may connect to the gRPC sockets: there they do what a broken client does.
+Each picks a socket and does one thing that tests/unit/kubernetes/test_server_grpclib.py,
+tests/integration/test_hostile_life.py and tests/integration/test_http.py look at once; here it is
+done thousands of times beside honest clients. Only root may connect to the gRPC sockets: there they
+do what a broken client does.
 """
 
 import asyncio

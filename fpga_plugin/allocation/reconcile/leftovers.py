@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class DevicePluginLeftovers:
-    """See the module.
+    """Ends what pods still have by the device plugin API, while DRA is served.
 
     Args:
         ledger: whose allocations end.

@@ -44,7 +44,7 @@ _UNREADABLE: Final[Stamp] = (0, 0, 0)
 
 
 class Owners:
-    """See the module.
+    """Compares the ledger with kubelet's checkpoint.
 
     Args:
         ledger: gets the owners.

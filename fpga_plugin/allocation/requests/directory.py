@@ -81,7 +81,7 @@ class PodAnswer:
 
 
 class PodDirectory:
-    """See the module.
+    """Answers every question about pods.
 
     Args:
         kubelet_dir: where kubelet's checkpoint lies.

@@ -21,7 +21,7 @@ KEPT_PODS: Final = 512
 
 
 class PodSources:
-    """See the module.
+    """Asks kubelet's Pods API and the API server for a pod.
 
     Args:
         pods_socket: of kubelet's Pods API; None: it is not asked.

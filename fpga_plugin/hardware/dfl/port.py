@@ -162,6 +162,7 @@ class DflPort:
                 error,
                 hint="requests of the last image may still be under way; "
                 + rebind_hint(self._card.address),
+                for_operator=True,
             ) from error
 
     def clear_errors(self) -> Mapping[str, int]:
@@ -471,5 +472,7 @@ def _reason(error: OSError) -> str:
     return f"{name}, {error.strerror}"
 
 
-def _failure(what: str, error: OSError, *, hint: str = "see the kernel's log") -> HardwareError:
-    return HardwareError(f"{what} ({_reason(error)})", hint=hint)
+def _failure(
+    what: str, error: OSError, *, hint: str = "see the kernel's log", for_operator: bool = False
+) -> HardwareError:
+    return HardwareError(f"{what} ({_reason(error)})", hint=hint, for_operator=for_operator)

@@ -60,6 +60,10 @@ def card_ids(kernel: Kernel) -> tuple[CardId, ...]:
     return tuple(address.card_id for address in addresses if is_card(kernel, address))
 
 
+class _ShutDownError(HardwareError):
+    """PF1 is shut down."""
+
+
 def is_card(kernel: Kernel, address: PciAddress) -> bool:
     """Whether a PCI function is the management function of a card of AMD's."""
     if address.function != 0:
@@ -86,7 +90,8 @@ def scan_card(kernel: Kernel, card: CardId, *, cleared: int) -> Card | CardProbl
         return _card(kernel, address, cleared)
     except HardwareError as error:
         hint = error.hint or "the drivers say nonsense: see the kernel's log"
-        return CardProblem(address, error.message, hint, passing=True)
+        interrupted = isinstance(error, _ShutDownError)
+        return CardProblem(address, error.message, hint, passing=True, interrupted=interrupted)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return CardProblem(
@@ -160,10 +165,10 @@ def _functions(kernel: Kernel, address: PciAddress, management: str, user: str) 
     if has != defs.USER_DRIVER:
         raise _without_driver(address, "user", user_address, has, defs.USER_DRIVER)
     if value(kernel, f"{user}/shutdown"):
-        raise HardwareError(
+        raise _ShutDownError(
             f"card {address} is shut down: a reset of it began and did not end, or somebody shut it"
             " down",
-            hint=f"as root: echo 0 > {user}/shutdown",
+            hint=f"restart the plugin, which puts it online, or as root: echo 0 > {user}/shutdown",
         )
     return Functions(management, user, instance(kernel, user))
 

@@ -163,7 +163,7 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 class NodeCheck:
-    """See the module.
+    """Judges the versions of the node's kubelet and container runtime.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.

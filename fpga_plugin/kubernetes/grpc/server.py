@@ -11,7 +11,7 @@ grpclib has no public way to the four things that a server for kubelet needs:
 
 The sockets are 0600 root, so whoever connects is kubelet: frames are not counted, and grpclib and
 h2 judge what they make of them. pyproject.toml pins the version of grpclib, and
-tests/unit/test_grpclib.py fails where a name of its that is used here is another.
+tests/unit/kubernetes/test_server_grpclib.py fails where a name of its that is used here is another.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ MAX_PODS: Final = 4096
 
 
 class PodWatch:
-    """See the module.
+    """The pods that live, by kubelet's stream of them.
 
     Args:
         socket_path: of kubelet's Pods API.

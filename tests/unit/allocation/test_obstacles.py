@@ -1,0 +1,206 @@
+"""Every reason that stands against a device, and what it stops (`allocation/obstacles.py`)."""
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from doubles.cards import REGIONS, WHOLE, make_card
+from ledger_support import make_ledger, start
+
+from fpga_plugin.allocation.exposure import ExposurePolicy
+from fpga_plugin.allocation.journal.records import (
+    Change,
+    ClaimOwner,
+    Condition,
+    DebugHold,
+    Tenancy,
+    TenancyKey,
+)
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.errors import RefusedError, UnknownDeviceError
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.model import CardProblem, Iommu
+from fpga_plugin.ids import DeviceId, PciAddress, RegionId
+from fpga_plugin.kubernetes.names import ClaimUid
+from fpga_plugin.settings.settings import Exposure
+
+ROOT = Path(__file__).parents[3]
+CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
+R0, R1 = (region.id for region in CARD.regions[:2])
+D0, D1, BOARD = DeviceId(R0), DeviceId(R1), DeviceId(CARD.id)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return make_ledger(CARD)[0]
+
+
+def kinds(ledger: Ledger, device: DeviceId = D0) -> set[Kind]:
+    return {one.kind for one in ledger.obstacles.of(device)}
+
+
+def fail(ledger: Ledger, kind: FaultKind) -> None:
+    ledger.hardware.set_failing(CARD.id, {R0: Fault(kind, "thermal: hot")})
+
+
+def tenancy(region: RegionId, *nodes: str) -> Change:
+    key = TenancyKey(region, 77, "somebody")
+    return Change(tenancies={key: Tenancy(key, nodes, used=True, left=True)})
+
+
+def debug(until: float) -> Change:
+    return Change(debug_holds={R0: DebugHold(R0, "uid", "ns", "pod", (), 60.0, "exit 1", until)})
+
+
+def resource_claim(ledger: Ledger) -> None:
+    ledger.device_plugin.allocate(REGIONS, [D0])
+    owner = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
+    ledger.commit(Change(claim_owners={owner.uid: owner}))
+
+
+def make_dra() -> Ledger:
+    ledger, _ = make_ledger(CARD)
+    ledger.obstacles._dra = True
+    return ledger
+
+
+REASONS = {
+    Kind.GONE: lambda one: one.hardware.card_gone(CARD.id),
+    Kind.KEPT: lambda one: one.commit(debug(9.0)),
+    Kind.UNDECIDED: lambda one: one.commit(debug(0.0)),
+    Kind.FAULTED: lambda one: one.work.faulted(R0, "a PR failed"),
+    Kind.FAILING: lambda one: fail(one, FaultKind.TRANSIENT),
+    Kind.HUNG: lambda one: fail(one, FaultKind.CURABLE),
+    Kind.STRANGER: lambda one: one.commit(tenancy(R1, *CARD.regions[0].grant.nodes)),
+    Kind.TENANCY: lambda one: one.commit(tenancy(R0, "/dev/another")),
+    Kind.RESOURCE_CLAIM: resource_claim,
+    Kind.FOREIGN: lambda one: one.hardware.set_foreign({CARD.id: "x"}),
+    Kind.REBINDING: lambda one: one.hardware.set_rebinding(CARD.id, rebinding=True),
+    Kind.UNRECONCILED: lambda one: one.unreconciled.add(CARD.id),
+    Kind.DRAINED: lambda one: one.hardware.set_drained(CARD.id, drained=True),
+    Kind.MODE: lambda one: one.device_plugin.allocate(WHOLE, [BOARD]),
+    Kind.OWNED: lambda one: one.device_plugin.allocate(REGIONS, [D0]),
+    Kind.NOT_CLEAN: lambda one: one.work.dirty([R0], "so"),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_each_reason_is_found_and_says_what_is_so_and_what_to_do(
+    ledger: Ledger, kind: Kind
+) -> None:
+    assert kind not in kinds(ledger)
+    REASONS[kind](ledger)
+    assert kind in kinds(ledger)
+    for one in ledger.obstacles.of(D0):
+        assert one.message.startswith(one.what)
+        assert one.why
+        assert one.operator
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REASONS if kind.stops & Stops.ALLOCATE])
+def test_what_stops_allocate_does_stop_it(ledger: Ledger, kind: Kind) -> None:
+    REASONS[kind](ledger)
+    owned = D0 in ledger.allocations
+    with pytest.raises((RefusedError, UnknownDeviceError)):
+        ledger.device_plugin.allocate(REGIONS, [D0])
+    assert (D0 in ledger.allocations) == owned
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REASONS if not kind.stops & Stops.ALLOCATE])
+def test_what_does_not_stop_allocate_does_not(ledger: Ledger, kind: Kind) -> None:
+    REASONS[kind](ledger)
+    assert ledger.device_plugin.allocate(REGIONS, [D0])
+
+
+def test_of_a_whole_card_ports_without_a_driver_and_memory_count(ledger: Ledger) -> None:
+    ledger.hardware.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: None}, None)
+    ledger.work.set_memory_clear_pending(CARD.id, open_=True)
+    assert {Kind.INCOMPLETE, Kind.MEMORY} <= kinds(ledger, BOARD)
+    assert not {Kind.INCOMPLETE, Kind.MEMORY} & kinds(ledger)
+
+
+def test_the_operator_refuses_cards_that_expose_memory(ledger: Ledger) -> None:
+    ledger.obstacles.exposure = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
+    untranslated = replace(CARD, iommu=Iommu.NONE)
+    ledger.show(untranslated)
+    assert Kind.EXPOSED in kinds(ledger)
+
+
+def test_modes_restarts_and_releases_of_others_never_take_a_device_from_its_owner() -> None:
+    """Invariant 3: only hardware, or the other API, makes an owned device Unhealthy."""
+    stopping = {kind for kind in Kind if Stops.OWNER in kind.stops}
+    hardware = {Kind.GONE, Kind.INCOMPLETE, Kind.FAULTED, Kind.FAILING, Kind.HUNG} | {
+        Kind.REBINDING
+    }
+    assert stopping == hardware | {Kind.RESOURCE_CLAIM}
+
+
+def test_dirty_stops_the_offer_and_not_allocate() -> None:
+    assert Kind.NOT_CLEAN.stops == Stops.OFFER
+
+
+def test_with_dra_a_pods_device_is_said_to_the_scheduler() -> None:
+    ledger = make_dra()
+    ledger.device_plugin.allocate(REGIONS, [D0])
+    assert Kind.POD in kinds(ledger)
+    assert Kind.RESOURCE_CLAIM not in kinds(ledger)
+
+
+def test_a_tenancy_alone_decides_nothing_before_its_processes_were_looked_at(
+    ledger: Ledger,
+) -> None:
+    REASONS[Kind.TENANCY](ledger)
+    for what in Stops:
+        assert ledger.obstacles.first(D0, what) is None
+
+
+def test_the_most_telling_reason_comes_first(ledger: Ledger) -> None:
+    ledger.work.dirty([R0], "so")
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    ledger.hardware.set_failing(CARD.id, {R0: Fault(FaultKind.LASTING, "port: dead")})
+    found = [one.kind for one in ledger.obstacles.of(D0)]
+    assert found == [Kind.FAILING, Kind.DRAINED, Kind.NOT_CLEAN]
+    with pytest.raises(RefusedError, match="is faulted: port: dead"):
+        ledger.obstacles.check(D0, Stops.ALLOCATE)
+
+
+def test_a_card_that_is_not_served_says_why_and_what_helps(ledger: Ledger) -> None:
+    ledger.hardware.card_gone(CARD.id)
+    ledger.problems[CARD.id] = CardProblem(
+        PciAddress.parse(CARD.id), "no driver", hint="load dfl-pci"
+    )
+    (gone,) = (one for one in ledger.obstacles.of(D0) if one.kind is Kind.GONE)
+    assert gone.message == f"card {CARD.id} is not served: no driver"
+    assert gone.tenant.endswith("or mend the card: load dfl-pci")
+
+
+def test_another_card_does_not_matter(ledger: Ledger) -> None:
+    ledger.hardware.set_foreign({OTHER.id: "x"})
+    assert kinds(ledger) == set()
+
+
+def test_an_owner_that_started_has_its_region_programmed_and_no_obstacle_but_itself(
+    ledger: Ledger,
+) -> None:
+    ledger.device_plugin.allocate(REGIONS, [D0])
+    start(ledger, D0)
+    assert ledger.record(R0).condition is Condition.PROGRAMMED
+    assert kinds(ledger) == {Kind.OWNED}
+
+
+def test_nodes_that_lead_elsewhere_refuse_the_container(ledger: Ledger) -> None:
+    (claim,) = ledger.device_plugin.allocate(REGIONS, [D0])
+    moved = replace(CARD.regions[0], grant=Grant(("/dev/moved",)))
+    ledger.show(replace(CARD, regions=(moved, *CARD.regions[1:])))
+    with pytest.raises(RefusedError, match="device numbering changed"):
+        ledger.obstacles.check_grants(claim)
+
+
+def test_the_table_of_the_documents_is_made_from_the_code() -> None:
+    path = ROOT / "docs/architecture.md"
+    tool = runpy.run_path(str(ROOT / "docs/obstacles.py"))
+    text = path.read_text()
+    assert tool["rewritten"](text) == text, "run `make docs`"
