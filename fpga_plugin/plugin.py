@@ -27,7 +27,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust, prefixes
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.cards.byhand import HandProgrammer
@@ -108,7 +108,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
     """
     return Ledger(
         prefix=settings.resource_prefix,
-        prefixes=prefixes(settings),
+        prefixes=settings.prefixes,
         journal=journal,
         snapshot=journal.snapshot,
         boot_id=boot_id,

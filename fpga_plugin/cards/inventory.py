@@ -23,6 +23,7 @@ from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import (
     Card,
@@ -340,9 +341,7 @@ class Inventory:
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(
                 "no FPGA cards on this node",
-                hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k"
-                " -d ::1200. And"
-                f" the node's /sys has to be mounted at {sysfs_root}"
+                hint=f"{BIND_DRIVERS}. And the node's /sys has to be mounted at {sysfs_root}"
                 " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
             )
 
