@@ -30,7 +30,6 @@ from fpga_plugin.kubernetes.messages import v1
 from fpga_plugin.kubernetes.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
-
 SERVICE_ENV = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 """The API server's service, which kubelet names to every container, whatever its spec says
 (getServiceEnvVarMap of pkg/kubelet/kubelet_pods.go): no container's environment is empty."""
