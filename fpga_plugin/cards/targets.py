@@ -18,9 +18,8 @@ from fpga_plugin.allocation.requests.parse import (
     assign,
     check_limits,
     no_such_name,
-    parse_requests,
 )
-from fpga_plugin.allocation.requests.unknown_variables import unknown_variables
+from fpga_plugin.allocation.requests.unknown_variables import requests_in, unknown_variables
 from fpga_plugin.bitstreams.manifest import Aliases
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
@@ -99,7 +98,7 @@ class Targets:
         )
         if count:
             self._tell(identity, devices, [str(one) for one in first], count)
-        requests = await asyncio.to_thread(parse_requests, env) if many else parse_requests(env)
+        requests = await asyncio.to_thread(requests_in, env) if many else requests_in(env)
         if not any(isinstance(one.bitstream_id, NamedBitstream) for one in requests):
             return requests
         return resolved(requests, await self._store.aliases())
