@@ -591,6 +591,15 @@ class Settings:
     given: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """The variables that were set, with their texts; to be logged. None of them is a secret."""
 
+    @property
+    def prefixes(self) -> Mapping[str, str]:
+        """The domains of resources of those families of cards that have one of their own."""
+        return {"xrt": self.xrt_resource_prefix}
+
+    def prefix_of(self, family: str) -> str:
+        """The domain of resources of a family of cards."""
+        return self.prefixes.get(family, self.resource_prefix)
+
     def __post_init__(self) -> None:
         """Directories that follow others unless they were given."""
         if not self.simulated_dir:
@@ -613,7 +622,8 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     """Read all settings from an environment.
 
     Raises:
-        SettingsError: names every wrong variable, its value and what is allowed, one a line.
+        SettingsError: names every wrong variable, its value and what is allowed, one a line; then
+            the unknown ones, which may be the wrong ones' names misspelt.
     """
     values: dict[str, object] = {}
     wrong: list[str] = []
@@ -631,7 +641,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     if wrong:
         what = "a setting is wrong" if len(wrong) == 1 else f"{len(wrong)} settings are wrong"
         raise SettingsError(
-            "\n".join([f"{what}:", *wrong]),
+            "\n".join([f"{what}:", *wrong, *_warnings(environ)]),
             hint="`fpga-plugin run --help` and docs/configuration.md describe every setting",
         )
     signed = values.get("trust") is TrustMode.SIGNED
