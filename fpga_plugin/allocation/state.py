@@ -212,6 +212,20 @@ class State:
             cards |= {card_of(device) for one in both for device in one.devices}
         return cards
 
+    def reconciled(self, cards: Iterable[CardId]) -> None:
+        """What kubelet's records show of these cards was adopted: all their owners are known."""
+        known = self.unreconciled.intersection(cards)
+        self.unreconciled -= known
+        for card in known:
+            self.notify(card)
+
+    def keep_back(self, cards: Iterable[CardId]) -> None:
+        """Who has these cards is not known: kubelet's records name somebody who is no owner."""
+        new = set(cards) - self.unreconciled
+        self.unreconciled |= new
+        for card in new:
+            self.notify(card)
+
     def show(self, card: Card) -> None:
         """A card is there, and as it is now."""
         self.hide(card.id)

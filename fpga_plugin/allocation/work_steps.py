@@ -87,15 +87,8 @@ class WorkSteps:
         step.mark(regions, condition, _writable(reason))
         step.commit()
 
-    def another_blank(self, card: CardId) -> None:
-        """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
-        self._forgive(card, "the blank bitstream was replaced")
-
-    def another_try(self, card: CardId) -> None:
-        """The operator mended something: what failed and nobody owns is worth a scrub."""
-        self._forgive(card, "an operator asked to try it again")
-
-    def _forgive(self, card: CardId, reason: str) -> None:
+    def forgive(self, card: CardId, reason: str) -> None:
+        """Something was mended: what failed and nobody owns is worth a scrub."""
         present = self._state.cards.get(card)
         self.dirty(
             [
@@ -174,6 +167,13 @@ class WorkSteps:
             for one in self._state.tenancies.left(region)
             if one.pod != allocation.pod or ways.issuperset(one.ways)
         ]
+
+    def end_tenancies(self, tenancies: Iterable[Tenancy]) -> None:
+        """The processes of these are gone: nobody opens a region by their nodes."""
+        step = Step(self._state)
+        present = (self._state.tenancies.get(one.key) for one in tenancies)
+        step.end([one for one in present if one is not None and one.left])
+        step.commit()
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
         """Scrubbed since its last owner, programmed for the operator, and verified.

@@ -3,7 +3,8 @@
 Whichever it is, the config of the DeviceClass bounds it.
 """
 
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.environment import container_requests
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest, Target, assign
