@@ -73,7 +73,7 @@ KEPT_LOOKS: Final = 3
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
-    """Is notified what the plugin does, and decides nothing by it. Must not raise."""
+    """Watches what the plugin does, and decides nothing. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def open_node(
 ) -> Node:
     """The node that the settings describe.
 
-    `programming` is notified which regions have work in flight that the process's death would not
-    stop.
+    `programming` is called with the regions whose work in flight would outlast the process's
+    death.
     """
     podresources = None
     if settings.podresources_socket is not None:
@@ -267,7 +267,7 @@ class Plugin:
         node: what it stands on.
         ledger: who has what; open.
         link: to kubelet; not started.
-        observer: is notified of refusals, scrubs and preparations.
+        observer: sees refusals, scrubs and preparations.
     """
 
     def __init__(

@@ -49,9 +49,24 @@ DONE = 0
 FAILED = 1
 
 
+def _store(args: argparse.Namespace) -> Store:
+    """The store of the command line; what is wrong with it is said of `--dir` where that names it.
+
+    Raises:
+        BitstreamNotFoundError: `--dir` names none.
+    """
+    if args.dir != args.bitstream_default and not os.path.isdir(args.dir):
+        wrong = "a file, not a directory" if os.path.lexists(args.dir) else "no such directory"
+        raise BitstreamNotFoundError(
+            f"--dir {args.dir}: {wrong}",
+            hint="name a directory with <interface id>/<bitstream id>.gbs, .aocx or .xclbin",
+        )
+    return Store(args.dir)
+
+
 def show_store(args: argparse.Namespace) -> int:
     """Show the store."""
-    store = Store(args.dir)
+    store = _store(args)
     judged = [_judged(store, entry, args) for entry in store.list()]
     entries = [entry for entry, _ in judged]
     names = _names(store, args)
@@ -112,7 +127,7 @@ def verify(args: argparse.Namespace) -> int:
         )
     _tell_of_record(args, args.dir)
     if not args.files:
-        return _verify_store(Store(args.dir), args)
+        return _verify_store(_store(args), args)
     worst = DONE
     for file in args.files:
         try:
@@ -263,7 +278,7 @@ def install_file(args: argparse.Namespace) -> int:
 def remove_file(args: argparse.Namespace) -> int:
     """Take a file out of the store."""
     bitstream_id = None if args.bitstream_id == BLANK else args.bitstream_id
-    path = remove(Store(args.dir), args.interface_id, bitstream_id)
+    path = remove(_store(args), args.interface_id, bitstream_id)
     print(f"{_plain(path)}: removed")
     return DONE
 
@@ -294,7 +309,7 @@ def sign_files(args: argparse.Namespace) -> int:
             )
     if args.manifest:
         renewed = renew_manifest(
-            Store(args.dir),
+            _store(args),
             key=args.key,
             version=args.manifest_version,
             expires=args.expires,

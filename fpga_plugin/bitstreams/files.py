@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ FILE_MODE = 0o644
 """Anyone may read a bitstream, only its owner replaces it."""
 
 Progress = Callable[[int, int], None]
-"""Is notified of the bytes done so far, and of all."""
+"""Called with the bytes done so far, and the total."""
 
 _PIECE = 4 << 20
 """Bytes between two words of progress."""
@@ -48,7 +49,7 @@ class Content:
 
 
 def no_progress(_done: int, _size: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def open_file(
@@ -134,6 +135,15 @@ def _no_file(path: str) -> BitstreamNotFoundError:
     return BitstreamNotFoundError(f"{path}: no such file", hint="check the path")
 
 
+_HINTS = {
+    errno.EROFS: "the plugin's pod only reads the store: write on the node, or where the store is"
+    " filled from",
+    errno.ENOENT: "no directory can be made there: name another one",
+    errno.ENOTDIR: "a part of the path is a file: name another one",
+}
+"""What to do about a file or directory that cannot be written."""
+
+
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
     """Say what to do about a file of a store that cannot be written.
@@ -145,12 +155,29 @@ def writing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BitstreamError(
-            f"{path}: cannot be written: {error.strerror}",
-            hint="the plugin's pod only reads the store: write on the node, or where the store is"
-            " filled from"
-            if error.errno == errno.EROFS
-            else "check the directory's permissions, and that its file system has room",
+            f"{path}: cannot be written: {error.strerror}", hint=_hint(error)
         ) from error
+
+
+def make_directory(path: str) -> None:
+    """Make a directory of a store, and those above it, where they are missing.
+
+    Raises:
+        BitstreamError: one cannot be made; the message says which.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        # The one that is missing, not the last: `/proc/x` of `/proc/x/<interface id>`.
+        which = error.filename or path
+        raise BitstreamError(
+            f"{which}: the directory cannot be made: {error.strerror}", hint=_hint(error)
+        ) from error
+
+
+def _hint(error: OSError) -> str:
+    usual = "check the directory's permissions, and that its file system has room"
+    return _HINTS.get(error.errno or 0, usual)
 
 
 def write_atomically(

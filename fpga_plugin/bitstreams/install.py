@@ -13,10 +13,10 @@ from fpga_plugin.bitstreams.files import (
     Content,
     Progress,
     content_of,
+    make_directory,
     no_progress,
     read_bytes,
     write_atomically,
-    writing,
 )
 from fpga_plugin.bitstreams.kinds import Contents, read_data
 from fpga_plugin.bitstreams.places import Place, all_places, is_blank
@@ -62,18 +62,22 @@ def install(
         file: the bitstream.
         trust: of the store; a file that its manifest knows otherwise is not installed.
         blank: it is the blank bitstream of its interface id.
-        force: replace a different file that has the place.
+        force: replace a different file that has the place, and make a blank bitstream of what the
+            store has as an accelerator.
         progress: of the reading, then of the writing.
 
     Raises:
         BitstreamNotFoundError: there is no `file`.
-        BitstreamError: `file` cannot be used, the place is taken, or it cannot be written.
+        BitstreamError: `file` cannot be used, the place is taken, the store has a blank bitstream
+            as an accelerator, or it cannot be written.
         NotPermittedError: its signature is not good for that place; or the manifest says that
             another file belongs there, and no force.
     """
     data, contents = _to_install(file, blank=blank, progress=progress)
     place = Place(contents.interface_id, None if blank else contents.bitstream_id, contents.kind)
     path, relative = store.at(place), place.path
+    if blank and not force:
+        _check_no_accelerator(store, file, contents)
     content = content_of(data)
     signature = _signature(file)
     if signature is not None and trust.keys_dir is not None:
@@ -87,8 +91,7 @@ def install(
             f"{path}: a different file is there",
             hint="compare the two with `fpga-plugin bitstream inspect`; --force replaces it",
         )
-    with writing(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_directory(os.path.dirname(path))
     if not _same(path, data):
         remove_signature(path)
         write_atomically(path, data, progress=progress)
@@ -114,6 +117,21 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
             hint="install the card vendor's null image, a GBS or xclbin file",
         )
     return data, contents
+
+
+def _check_no_accelerator(store: Store, file: str, contents: Contents) -> None:
+    """Refuse an accelerator as a blank bitstream: every scrub would program it.
+
+    Raises:
+        BitstreamError: the store has a file of this id as an accelerator.
+    """
+    place = Place(contents.interface_id, contents.bitstream_id, contents.kind)
+    if os.path.lexists(store.at(place)):
+        raise BitstreamError(
+            f"{file}: the store has {place.path}, so this is an accelerator, and a scrub would"
+            " program it",
+            hint="install the card vendor's null image; if this is it, --force installs it",
+        )
 
 
 def _signature(file: str) -> bytes | None:

@@ -23,7 +23,8 @@ from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id
 
-INSTALL = "`fpga-plugin bitstream install --dir STORE`, where the store is filled from"
+INSTALL = "`fpga-plugin bitstream install --dir STORE FILE`"
+ADD = f"add the file to the store: {INSTALL}, then copy STORE to the node (docs/bitstreams.md)"
 """What to do about a file that is not there: nodes have no such program, and the pod reads only."""
 
 ENDINGS = "|".join(kind.ending for kind in KINDS)
@@ -67,14 +68,14 @@ class Place:
             raise BitstreamError(
                 f"{where}: was built for interface id {contents.interface_id},"
                 f" not {self.interface_id}",
-                hint=f"{INSTALL}, puts a file where it belongs",
+                hint=f"{INSTALL} puts a file where it belongs",
             )
         self._check_kind(contents.kind, where)
         if self.bitstream_id not in {None, contents.bitstream_id}:
             raise BitstreamError(
                 f"{where}: has the {self.kind.named_by} {contents.bitstream_id},"
                 " not the one of its name",
-                hint=f"{INSTALL}, puts a file where it belongs",
+                hint=f"{INSTALL} puts a file where it belongs",
             )
 
     def read(self, file: ByteRange, begin: Begin | None = None) -> Contents:
@@ -93,7 +94,7 @@ class Place:
         if kind is not self.kind:
             raise BitstreamError(
                 f"{where}: holds {kind}, and its name is that of {self.kind}",
-                hint=f"{INSTALL}, names files as the store expects them",
+                hint=f"{INSTALL} names files as the store expects them",
             )
 
 
@@ -165,7 +166,7 @@ def place_of_path(path: str) -> Place:
     except ValueError as error:
         raise BitstreamError(
             f"{path}: the name {quote(stem)} is {error}",
-            hint=f"{INSTALL}, names files as the store expects them",
+            hint=f"{INSTALL} names files as the store expects them",
         ) from None
     if bitstream_id != stem:
         raise BitstreamError(
@@ -177,5 +178,5 @@ def place_of_path(path: str) -> Place:
             return place
     raise BitstreamError(
         f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
-        hint=f"{INSTALL}, names files as the store expects them",
+        hint=f"{INSTALL} names files as the store expects them",
     )

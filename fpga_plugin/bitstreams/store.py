@@ -15,8 +15,8 @@ from fpga_plugin.bitstreams.files import Content, Progress, digest_of, no_progre
 from fpga_plugin.bitstreams.gbs_metadata import Frequency
 from fpga_plugin.bitstreams.kinds import Contents, read
 from fpga_plugin.bitstreams.places import (
+    ADD,
     ENDINGS,
-    INSTALL,
     Place,
     is_blank,
     place_for,
@@ -146,11 +146,11 @@ class Store:
             raise BitstreamNotFoundError(
                 f"no bitstream {path}: the store has no directory for interface id"
                 f" {place.interface_id}",
-                hint=f"check the interface id, or put the bitstream there: {INSTALL}",
+                hint=f"check the interface id, or {ADD}",
             ) from None
         raise BitstreamNotFoundError(
             f"no bitstream {path}",
-            hint=f"check the bitstream id, or put the bitstream there: {INSTALL}",
+            hint=f"check the bitstream id, or {ADD}",
         ) from None
 
     def _directory(self, name: str, *, read: bool) -> tuple[StoreEntry, ...]:

@@ -1,7 +1,7 @@
-"""Blank bitstreams, by interface id: what deprograms a region.
+"""Blank bitstreams, by interface id; programming one removes a tenant's image.
 
 A blank that is missing, unusable or not trusted is a state of its interface id, reported once and
-taken up again when the store changes.
+looked at again when the store changes.
 """
 
 from typing import Final
@@ -90,7 +90,7 @@ class Blanks:
             log.info("blank bitstream found", interface_id=interface_id)
 
     async def afu_id(self, card: Card) -> AfuId | None:
-        """AFU id of a card's blank bitstream; None where there is none to use."""
+        """AFU id of a card's blank bitstream; None: there is none to use."""
         if card.interface_id not in self._afus:
             try:
                 await self.load(card)
@@ -99,7 +99,7 @@ class Blanks:
         return self._afus[card.interface_id]
 
     def problem(self, interface_id: InterfaceId) -> str:
-        """Why there is no blank bitstream, as far as it was looked for; else empty."""
+        """Why there is no blank bitstream, by the last look; else empty."""
         return self._problems.get(interface_id, "")
 
     def forget(self, interface_id: InterfaceId | None) -> None:

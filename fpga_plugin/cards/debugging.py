@@ -416,10 +416,10 @@ def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:
     Raises:
         JournalError: it cannot be written down, so nothing has changed.
     """
-    if kept := [one.region for one in ledger.debug_holds_on(card)]:
-        ledger.work.end_debug(kept)
-        queue.add(card)
-        log.info("an operator ends what is kept for debugging", card=card, regions=kept)
+    kept = [one.region for one in ledger.debug_holds_on(card)]
+    ledger.work.end_debug(kept)
+    queue.add(card)
+    log.info("an operator ends what is kept for debugging", card=card, regions=kept)
 
 
 def parse_keep(text: str) -> float:

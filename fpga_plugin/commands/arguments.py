@@ -2,10 +2,10 @@
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
-from fpga_plugin.errors import quote
+from fpga_plugin.errors import MAX_QUOTED, quote
 
 T = TypeVar("T")
 
@@ -20,16 +20,38 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+        self.set_defaults(parser=self)  # of the command that is named, as its defaults count
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Say which argument is unknown, and which option was probably meant."""
+        option = next((one.partition("=")[0] for one in unknown if one.startswith("-")), None)
+        if option is None:
+            self.error(f"too many arguments: {' '.join(map(quote, unknown))}")
+        known = [text for action in self._actions for text in action.option_strings]
+        self.error(_suggesting(f"no option {quote(option)}", option, known))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and which command was probably meant."""
         if (wrong := _NO_CHOICE.fullmatch(message)) is not None:
-            import difflib  # needed for a mistake only; costs 5 ms
-
             known = [name.strip("'") for name in wrong["known"].split(", ")]
-            if near := difflib.get_close_matches(wrong["said"], known, 1):
-                message = f"{message}; did you mean {near[0]}?"
+            message = _suggesting(message, wrong["said"], known)
         super().error(message)
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; what no command knows is refused by the one that was named."""
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        args.parser.refuse(unknown)
+    return args
+
+
+def _suggesting(message: str, said: str, known: Sequence[str]) -> str:
+    """The message, and what was probably meant, if anything is like what was said."""
+    import difflib  # needed for a mistake only; costs 5 ms
+
+    near = difflib.get_close_matches(said[:MAX_QUOTED], known, 1)
+    return f"{message}; did you mean {near[0]}?" if near else message
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -200,7 +200,10 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
         " deprogrammed",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace a different file that has the place"
+        "--force",
+        action="store_true",
+        help="replace a different file that has the place; with --blank, install a file that the"
+        " store has as an accelerator",
     )
     _trust_options(parser)
 

@@ -6,6 +6,9 @@ What the demo needs is imported when it runs: other commands should not pay for 
 import argparse
 from typing import Any
 
+from fpga_plugin.errors import quote
+from fpga_plugin.settings.values import parse_http_address
+
 _DESCRIPTION = """\
 Show a pod's life with an FPGA: what is advertised, how devices are granted,
 programmed before each start of a container, scrubbed afterwards and given back.
@@ -105,6 +108,7 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--serve",
         metavar="ADDRESS",
         nargs="?",
+        type=_address,
         const="127.0.0.1:0",
         help="serve the status page and metrics while pods come and go, until Ctrl-C"
         " (default: a free port of this computer)",
@@ -116,6 +120,14 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--log", action="store_true", help="the plugin's own log on standard error")
     parser.set_defaults(demo_usage=parser.error)
+
+
+def _address(text: str) -> str:
+    try:
+        parse_http_address(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not host:port or :port") from None
+    return text
 
 
 def run_demo(args: argparse.Namespace) -> int:

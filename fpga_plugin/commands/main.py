@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from fpga_plugin import __version__
-from fpga_plugin.commands.arguments import Parser
+from fpga_plugin.commands.arguments import Parser, parse
 from fpga_plugin.commands.bitstream import add_bitstream_parser
 from fpga_plugin.commands.completion import add_completion_parser
 from fpga_plugin.commands.demo import add_demo_parser
@@ -145,7 +145,9 @@ def _complain(error: FpgaPluginError) -> None:
 def _main(arguments: Sequence[str]) -> int:
     if not arguments:
         return _printed(_help, _parser())
-    args = _parser().parse_args(arguments)
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    args = parse(_parser(), arguments)
     if args.command == "run":
         return _run(load_settings(os.environ))
     if not (getattr(args, "watch", False) or getattr(args, "serve", None)):  # these do not end
@@ -221,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands.add_parser("version", help="print the version")
+    commands.add_parser("help", help="show the help of a command, as its --help does")
     devices = commands.add_parser(
         "devices",
         help="the old name of `card list`",

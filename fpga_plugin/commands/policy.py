@@ -6,6 +6,7 @@ Exit codes: 0 done or allowed, 1 refused or wrong, 2 usage.
 
 import argparse
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
         " --bitstream 18b79ffa2ee54aa096ef4230dafacb5f",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(policy_default=default_file)
     _file_option(check, default_file)
     check.add_argument("--namespace", metavar="NAME", help="of the pod")
     check.add_argument(
@@ -101,7 +103,10 @@ def run_policy(args: argparse.Namespace) -> int:
         FpgaPluginError: the file is wrong.
     """
     from fpga_plugin.policy.file import read_policy  # imports YAML
+    from fpga_plugin.policy.parse import PolicyError
 
+    if args.file != args.policy_default and not os.path.lexists(args.file):
+        raise PolicyError(f"--file {args.file}: no such file", hint="check the path")
     policy = read_policy(args.file)
     if args.policy_command == "admission":
         return _admission(args, policy)

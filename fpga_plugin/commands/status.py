@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import PciAddress
 from fpga_plugin.observability.client import ask
 from fpga_plugin.observability.table import (
@@ -33,6 +33,9 @@ LIST_HELP: Final = """\
 List the cards and regions of this node, what is on them, and what is
 missing. Only looks: nothing is touched, and no running plugin is asked.
 """
+
+_FOUND: Final = ("cards", "problems", "refusals", "warnings")
+"""The parts of a status that `--find` selects from (`observability.selection`)."""
 
 WATCH_SECONDS: Final = 1.0
 """Between two questions while somebody watches; nobody asks otherwise."""
@@ -70,7 +73,7 @@ def add_status_parser(commands: "Commands") -> None:
         "--find",
         metavar="TEXT",
         default="",
-        help="only what has it in a pod's, card's or region's name",
+        help="only what has it in a pod's, card's or region's name; exit with 1 if nothing has",
     )
     status.add_argument("--problems", action="store_true", help="only what needs somebody, and why")
     status.add_argument(
@@ -160,6 +163,8 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
         return _run_history(args, settings)
     if not args.watch:
         status = ask(settings.state_dir, "GET", _path(args.find))
+        if args.find and not any(status[part] for part in _FOUND):
+            return _found_nothing(status, args)
         _show(status, args)
         return int(args.exit_code and needs_somebody(status))
     try:
@@ -167,6 +172,15 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     except KeyboardInterrupt:
         print()
     return 0
+
+
+def _found_nothing(status: Any, args: argparse.Namespace) -> int:
+    """Exit code 1, as of `grep`; nothing of the node, which was not asked for."""
+    if args.json:
+        _show(status, args)
+    else:
+        print(f"fpga-plugin: nothing here has {quote(args.find)} in its name", file=sys.stderr)
+    return 1
 
 
 def _run_card(args: argparse.Namespace, settings: Settings) -> int:

@@ -36,13 +36,17 @@ from fpga_plugin.kubernetes.names import PodUid, ResourceName
 if TYPE_CHECKING:
     from grpclib._typing import IServable
 
+SERVICE_ENV = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+"""The API server's service, which kubelet names to every container, whatever its spec says
+(getServiceEnvVarMap of pkg/kubelet/kubelet_pods.go): no container's environment is empty."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What a kind of kubelet does.
 
     Attributes:
-        env: PreStartContainer carries the container's environment.
+        env: PreStartContainer carries the container's environment, `SERVICE_ENV` among it.
         poststop: PostStopContainer is called when a container is removed.
         deallocate: Deallocate is called when a pod has ended, or its Allocate failed.
         reuse: init containers leave their devices to the pod's later containers.
@@ -234,7 +238,7 @@ class KubeletDouble(PluginManager):
             GRPCError: as the plugin answered; later resources are not called.
             NoEndpointError: the plugin is gone.
         """
-        env = pod.container(container).env if self.profile.env else {}
+        env = {**SERVICE_ENV, **pod.container(container).env} if self.profile.env else {}
         called = []
         for held in self._of(pod, container):
             connection = self.connections.get(held.resource)

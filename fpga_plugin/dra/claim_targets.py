@@ -1,6 +1,6 @@
-"""What each region of a claim is to become: the claim's config, or its pod's variables.
+"""Decides the target of each region of a claim, by the claim's config or its pod's variables.
 
-Whichever it is, the config of the DeviceClass bounds it.
+The config of the DeviceClass bounds both.
 """
 
 from fpga_plugin.allocation.ledger import Ledger
@@ -33,7 +33,7 @@ class ClaimTargets:
         self._kubeconfig = kubeconfig
 
     async def of(self, claim: ResourceClaim) -> dict[RegionId, FpgaRequest | None]:
-        """What each region is to become; None: blank.
+        """The target of each region; None: blank.
 
         Raises:
             NotPermittedError: a DeviceClass does not allow it.

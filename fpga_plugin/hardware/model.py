@@ -203,7 +203,7 @@ class Assumption:
 
     Attributes:
         says: what.
-        verdict: whether it holds, as far as reading shows.
+        verdict: whether it holds, by reading alone.
         seen: where that was read and what it said, or why it is unknown.
     """
 

@@ -91,9 +91,10 @@ def open_trusted(
     try:
         found = os.fstat(looked)
         if not stat.S_ISREG(found.st_mode):
+            to_name = "name a file in it" if stat.S_ISDIR(found.st_mode) else ""
             raise BitstreamError(
                 f"{path}: {_kind(found.st_mode)}, not a regular file",
-                hint=_NO_REGULAR_FILE if inside else "",
+                hint=_NO_REGULAR_FILE if inside else to_name,
             )
         real = os.readlink(f"/proc/self/fd/{looked}")
         if inside is not None:
@@ -160,8 +161,8 @@ def _check_inside(path: str, real: str, root: str) -> None:
     if not real.startswith(os.path.realpath(root).rstrip("/") + "/"):
         raise BitstreamError(
             f"{path}: a symbolic link leads out of the store {root}",
-            hint="put the file itself into the store, where that is filled from:"
-            " `fpga-plugin bitstream install`",
+            hint="put the file itself into the store: `fpga-plugin bitstream install --dir STORE"
+            " FILE`, then copy STORE to the node (docs/bitstreams.md)",
         )
 
 

@@ -622,7 +622,8 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     """Read all settings from an environment.
 
     Raises:
-        SettingsError: names every wrong variable, its value and what is allowed, one a line.
+        SettingsError: names every wrong variable, its value and what is allowed, one a line; then
+            the unknown ones, which may be the wrong ones' names misspelt.
     """
     values: dict[str, object] = {}
     wrong: list[str] = []
@@ -640,7 +641,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     if wrong:
         what = "a setting is wrong" if len(wrong) == 1 else f"{len(wrong)} settings are wrong"
         raise SettingsError(
-            "\n".join([f"{what}:", *wrong]),
+            "\n".join([f"{what}:", *wrong, *_warnings(environ)]),
             hint="`fpga-plugin run --help` and docs/configuration.md describe every setting",
         )
     signed = values.get("trust") is TrustMode.SIGNED

@@ -114,7 +114,17 @@ spec:
     env: [{{name: FPGA_REGION_a, value: {IF}}}, {{name: FPGA_AFU_a, value: {COMPRESS}}}]
 """
 
+NO_ENV = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: no-env}}
+spec:
+  containers:
+  - {{name: app, resources: {{limits: {{{REGIONS}: 1}}}}}}
+"""
+
 MANIFESTS = {
+    "no-env": NO_ENV,
     "kep-verbatim": KEP,
     "unknown-bitstream": KEP.replace(f"ID_1: {COMPRESS}", f"ID_1: {BLANK[::-1]}"),
     "mismatched-region": KEP.replace(f"FPGA_REGION_1: {IF}", f"FPGA_REGION_1: {OTHER_IF}"),
@@ -343,6 +353,7 @@ SUCCESSES = (
     "alveo",
     "kep-verbatim",
     "sidecar",
+    "no-env",
     "misspelt",
     "deployment-pod",
     *EXAMPLE_FILES,
@@ -482,6 +493,12 @@ def test_a_claimed_region_hides_its_card_and_a_claimed_card_its_regions(runs):
     assert runs["default"].lists(REGIONS) == [six]
     assert runs["whole-card"].lists(CARDS) == [both]
     assert runs["whole-card"].lists(REGIONS) == [six, six[3:], six]
+
+
+def test_a_pod_without_a_request_gets_its_regions_blank(runs):
+    run = runs["no-env"]
+    assert run.calls("PreStartContainer") == ["PreStartContainer"] * 2
+    assert run.programmed() == []
 
 
 @pytest.mark.parametrize("name", ["default", "whole-card", "two-resources", "unknown-bitstream"])

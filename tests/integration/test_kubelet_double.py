@@ -16,6 +16,7 @@ from fpga_plugin.daemon.process import Daemon
 from fpga_plugin.demo.double import (
     EXTENDED,
     FORK,
+    SERVICE_ENV,
     STOCK,
     AdmissionError,
     KubeletDouble,
@@ -118,7 +119,7 @@ def test_an_extended_kubelet_sends_env_poststop_and_deallocate(tmp_path):
             await double.end_pod(one)
             ids = ["0000-10-00.0-p0"]
             ((_, _, env, time_left),) = called(calls, "prestart")
-            assert env == ENV
+            assert env == SERVICE_ENV | ENV
             assert 25 < time_left <= 30
             assert called(calls, "poststop") == [(REGIONS, ids)]
             assert called(calls, "deallocate") == [(REGIONS, ids)]

@@ -86,12 +86,31 @@ def test_a_command_that_fails_says_so_to_a_reader_who_has_had_enough():
             ["policy", "check", "--file", "x", "--interface", "hello"],
             "argument --interface: 'hello' is not 32 hex digits",
         ),
+        (["card", "show", "--asumptions"], "no option '--asumptions'; did you mean --assumptions?"),
+        (["version", "now"], "fpga-plugin version: error: too many arguments: 'now'"),
+        (["demo", "--serve", "foo"], "argument --serve: 'foo' is not host:port or :port"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_named_with_what_was_meant(command, meant):
     done = run(*command)
     assert done.returncode == 2
     assert meant in done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["card"], ["bitstream", "verify"]])
+def test_help_is_a_command_too(command):
+    asked, option = (
+        run(*words, stdout=subprocess.PIPE) for words in (["help", *command], [*command, "--help"])
+    )
+    assert asked.returncode == 0
+    assert asked.stdout == option.stdout
+    assert asked.stdout.startswith(" ".join(["usage: fpga-plugin", *command]))
+
+
+def test_a_policy_file_that_the_option_names_is_said_of_the_option():
+    done = run("policy", "check", "--file", "nosuch.yaml")
+    assert done.returncode == 1
+    assert done.stderr == "fpga-plugin: --file nosuch.yaml: no such file\n  check the path\n"
 
 
 def test_fleet_outside_a_cluster_says_which_credentials_it_looks_for(tmp_path):

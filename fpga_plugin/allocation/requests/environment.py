@@ -21,9 +21,8 @@ from fpga_plugin.allocation.requests.parse import (
     REQUEST_PREFIXES,
     FpgaRequest,
     is_request_variable,
-    parse_requests,
 )
-from fpga_plugin.allocation.requests.unknown_variables import is_unknown_variable
+from fpga_plugin.allocation.requests.unknown_variables import is_unknown_variable, requests_in
 from fpga_plugin.errors import InvalidRequestError, quote
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 
@@ -110,7 +109,7 @@ def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
         try:
             variables = request_variables(pod, container)
             lasting = lasting and not variables.volatile
-            requests = parse_requests(variables.env)
+            requests = requests_in({**variables.env, **variables.unknown})
         except InvalidRequestError as error:
             found.append(replace(asks, wrong=(error.message, error.hint)))
         else:

@@ -1,4 +1,4 @@
-"""The two that tell a whole pod: kubelet's Pods API, by uid, and the API server, by name.
+"""The two sources of a whole pod: kubelet's Pods API, by uid, and the API server, by name.
 
 Imported at the first question to one of them (`directory`).
 """

@@ -9,8 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES, is_request_variable
-from fpga_plugin.errors import MAX_QUOTED, quote
+from fpga_plugin.allocation.requests.parse import (
+    REQUEST_PREFIXES,
+    FpgaRequest,
+    is_request_variable,
+    parse_requests,
+)
+from fpga_plugin.errors import MAX_QUOTED, InvalidRequestError, quote
 from fpga_plugin.settings.service_links import is_service_link
 
 PREFIX: Final = "FPGA_"
@@ -62,6 +67,27 @@ def unknown_variables(env: Mapping[str, str]) -> tuple[tuple[UnknownVariable, ..
         return (), 0
     first = sorted(names)[:_MAX_TOLD]
     return tuple(UnknownVariable(quote(name), _meant(name)) for name in first), len(names)
+
+
+def requests_in(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
+    """What a container asks for; `env` as for `unknown_variables`.
+
+    Raises:
+        InvalidRequestError: as `parse_requests`; where a variable is missing, the hint names those
+            that were probably meant to be it.
+    """
+    try:
+        return parse_requests(env)
+    except InvalidRequestError as error:
+        near = [
+            str(one)
+            for one in unknown_variables(env)[0]
+            if one.meant and one.meant in error.message
+        ]
+        if not near:
+            raise
+        hint = f"{', '.join(near)} has no effect; {error.hint}"
+        raise InvalidRequestError(error.message, hint=hint) from None
 
 
 def _meant(name: str) -> str:

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from fpga_plugin.allocation.requests.environment import container_requests
 from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES
-from fpga_plugin.allocation.requests.unknown_variables import UnknownVariable, unknown_variables
+from fpga_plugin.allocation.requests.unknown_variables import (
+    UnknownVariable,
+    requests_in,
+    unknown_variables,
+)
+from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 
 
@@ -91,6 +96,30 @@ def test_it_reads_as_a_question():
         "'FPGA_AFUS_1' (did you mean FPGA_AFU_1?)"
     )
     assert str(UnknownVariable("'FPGA_TUNING'", "")) == "'FPGA_TUNING'"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("FPGA_REGON_1", "FPGA_BITSTREAM_ID_1"), ("FPGA_BITSTREM_ID_1", "FPGA_REGION_1")],
+)
+def test_a_missing_variable_is_refused_with_the_one_that_was_meant_to_be_it(wrong, right):
+    env = {wrong: "c" * 32, right: "a" * 32, "FPGA_TUNING": "x"}
+    with pytest.raises(InvalidRequestError) as caught:
+        requests_in(env)
+    assert f"{right} is set, but" in caught.value.message
+    assert caught.value.hint.startswith(f"'{wrong}' (did you mean {meant(wrong)}?) has no effect; ")
+    container = Container("app", tuple(Variable(*one) for one in env.items()), ())
+    pod = Pod(
+        namespace="n", name="p", uid="u", node="", service_account="", containers=(container,)
+    )
+    ((asks,), _) = container_requests(pod)
+    assert asks.wrong == (caught.value.message, caught.value.hint)
+
+
+def test_what_is_misspelt_elsewhere_is_not_named_for_a_missing_variable():
+    with pytest.raises(InvalidRequestError) as caught:
+        requests_in({"FPGA_AFU_1": "a" * 32, "FPGA_REGON_2": "c" * 32})
+    assert caught.value.hint == "set FPGA_REGION_1 to the interface id of the device"
 
 
 def test_those_of_a_pods_spec_are_known_and_change_nothing_else():

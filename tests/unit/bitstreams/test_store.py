@@ -150,9 +150,10 @@ def test_a_missing_bitstream_is_not_found_and_the_message_names_its_path(library
     with pytest.raises(BitstreamNotFoundError, match=str(place)) as caught:
         library.load(INTERFACE, BITSTREAM)
     # Nodes have no such program, and the plugin's pod reads the store only.
-    where = "`fpga-plugin bitstream install --dir STORE`, where the store is filled from"
-    assert where in caught.value.hint
-    assert "on the node" not in caught.value.hint
+    assert caught.value.hint == (
+        "check the bitstream id, or add the file to the store: `fpga-plugin bitstream install --dir"
+        " STORE FILE`, then copy STORE to the node (docs/bitstreams.md)"
+    )
 
 
 def test_a_missing_interface_directory_is_said(library):

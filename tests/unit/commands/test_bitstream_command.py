@@ -182,9 +182,46 @@ def test_install_into_a_directory_that_leads_out_of_the_store_is_reported(run, s
 
 def test_install_to_where_nothing_can_be_written_fails_with_the_reason(run, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, errors = run("install", SAMPLE, "--dir", tmp_path / "file")
+    for where, reason, help_ in (
+        (tmp_path / "file", "Not a directory", "a part of the path is a file"),
+        ("/proc/x", "No such file or directory", "name another one"),
+    ):
+        code, _, (error, hint) = run("install", SAMPLE, "--dir", where)
+        assert code == 1
+        assert f"{where}" in error
+        assert f"the directory cannot be made: {reason}" in error
+        assert help_ in hint
+
+
+def test_an_accelerator_of_the_store_is_no_blank_bitstream_but_by_force(run, store):
+    blank = store / INTERFACE / "blank.gbs"
+    run("install", SAMPLE)
+    code, _, (error, hint) = run("install", "--blank", SAMPLE)
     assert code == 1
-    assert "cannot be written" in errors[0]
+    assert f"the store has {INTERFACE}/{SAMPLE.name}, so this is an accelerator" in error
+    assert "--force" in hint
+    assert not blank.exists()
+    assert run("install", "--blank", "--force", SAMPLE)[0] == 0
+    assert blank.read_bytes() == SAMPLE.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("verify",), ("remove", INTERFACE, AFU), ("sign", "--manifest")]
+)
+def test_a_store_that_the_option_names_and_is_none_is_said_of_the_option(run, tmp_path, words):
+    (tmp_path / "text").write_text("")
+    for name, wrong in (("nowhere", "no such directory"), ("text", "a file, not a directory")):
+        path = tmp_path / name
+        code, _, errors = run(*words, "--dir", path)
+        assert (code, errors[0]) == (1, f"fpga-plugin: --dir {path}: {wrong}")
+        assert "FPGA_PLUGIN_BITSTREAM_DIR" not in errors[1]
+
+
+def test_a_directory_in_place_of_a_file_says_to_name_a_file_in_it(run, tmp_path):
+    for words in (("inspect",), ("verify",), ("install",)):
+        code, _, (error, hint) = run(*words, tmp_path)
+        assert (code, hint) == (1, "  name a file in it")
+        assert "a directory, not a regular file" in error
 
 
 def test_remove_takes_out_files_and_then_the_directory(run, store):

@@ -471,7 +471,7 @@ def test_a_tenant_with_many_variables_does_not_stop_the_loop(scene: Scene):
     scene.plugin.job(0)  # kubelet's records
     with (
         mock.patch.object(wants, "unknown_variables", wraps=wants.unknown_variables) as unknown,
-        mock.patch.object(wants, "parse_requests", wraps=wants.parse_requests) as parse,
+        mock.patch.object(wants, "requests_in", wraps=wants.requests_in) as parse,
     ):
         scene.plugin.job(0)  # the cgroup
         for function in (unknown, parse):
@@ -488,7 +488,7 @@ def test_a_few_variables_are_parsed_at_once(scene: Scene):
     """A thread costs more than they do."""
     task = call(scene, scene.admit(scene.regions[0]), env_for([AFU]))
     scene.plugin.job(0)
-    with mock.patch.object(wants, "parse_requests", wraps=wants.parse_requests) as parse:
+    with mock.patch.object(wants, "requests_in", wraps=wants.requests_in) as parse:
         scene.plugin.job(0)
         parse.assert_called_once()
     scene.plugin.work()

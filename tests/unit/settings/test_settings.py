@@ -312,6 +312,14 @@ def test_every_wrong_variable_is_named_at_once():
     assert [line.partition("=")[0] for line in lines] == [setting.name for setting in SETTINGS]
 
 
+def test_a_wrong_value_does_not_hide_a_misspelt_name():
+    with pytest.raises(SettingsError) as caught:
+        load(MODE="drs", SCRUBB="best-effort")
+    _, wrong, unknown = caught.value.message.splitlines()
+    assert wrong.startswith("FPGA_PLUGIN_MODE='drs'")
+    assert unknown.endswith("has no effect; did you mean FPGA_PLUGIN_SCRUB?")
+
+
 def test_a_long_value_is_quoted_in_part_and_not_parsed():
     message = refusal(CARDS="0000:3b:00.0," * 10_000)
     assert "longer than 8192 characters" in message
