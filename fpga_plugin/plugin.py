@@ -48,7 +48,6 @@ from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.service import DevicePluginService
-from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
@@ -201,11 +200,6 @@ def check_link(settings: Settings) -> None:
 
         check(settings)
         make_directories(settings)
-
-
-def open_link(settings: Settings, on_call: CallObserver) -> KubeletLink:
-    """The device plugin's link to kubelet; not started."""
-    return KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=on_call)
 
 
 def _event_sink(settings: Settings) -> EventSink:

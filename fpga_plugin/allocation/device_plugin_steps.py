@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from msgspec import UNSET
 
-from fpga_plugin.allocation.journal.records import Allocation, Change, DebugHold, Fact, Tenancy
+from fpga_plugin.allocation.journal.records import Allocation, Change, DebugHold, Fact
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     grants_among,
@@ -18,7 +18,7 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, Kind, Obstacles, Stops
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -206,20 +206,6 @@ class DevicePluginSteps:
         step.commit()
         return allocation
 
-    def reconciled(self, cards: Iterable[CardId]) -> None:
-        """Every owner of these cards that kubelet's records name is adopted."""
-        known = self._state.unreconciled.intersection(cards)
-        self._state.unreconciled -= known
-        for card in known:
-            self._state.notify(card)
-
-    def keep_back(self, cards: Iterable[CardId]) -> None:
-        """These cards' owners are unknown: kubelet's records name a pod that is no owner."""
-        new = set(cards) - self._state.unreconciled
-        self._state.unreconciled |= new
-        for card in new:
-            self._state.notify(card)
-
     def bind_pod(
         self,
         devices: Iterable[DeviceId],
@@ -272,10 +258,10 @@ class DevicePluginSteps:
             key = replace(one.key, pod=pod)
             # Beside the pod's there is one without a name where its end could not be written.
             same = [each for each in (tenancies.get(key), one) if each is not None]
-            cgroups = tuple(dict.fromkeys([*(c for each in same for c in each.cgroups), *cgroups]))
+            joined = tuple(dict.fromkeys([*(c for each in same for c in each.cgroups), *cgroups]))
             used = any(each.used for each in same)
             numbers = tuple(sorted({n for each in same for n in each.numbers or ()})) or UNSET
-            now = replace(one, key=key, used=used, cgroups=cgroups, numbers=numbers)
+            now = replace(one, key=key, used=used, cgroups=joined, numbers=numbers)
             if now != one:
                 change.tenancies |= {one.key: None, key: now}
 
@@ -376,10 +362,3 @@ class DevicePluginSteps:
         self._state.activity.update(released)
         self._state.ends["released"] += len(released)
         return tuple(released)
-
-    def end_tenancies(self, tenancies: Iterable[Tenancy]) -> None:
-        """The processes of these tenancies are gone: none opens a region by their nodes."""
-        step = Step(self._state)
-        present = (self._state.tenancies.get(one.key) for one in tenancies)
-        step.end([one for one in present if one is not None and one.left])
-        step.commit()

@@ -35,21 +35,13 @@ from fpga_plugin.allocation.journal.records import (
     RegionRecord,
     Tenancy,
 )
-from fpga_plugin.allocation.names import (
-    DELETE_THE_POD,
-    MAY_COME_BACK,
-    card_of,
-    is_card,
-    resource_names,
-)
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.obstacles import Obstacles
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.work_steps import WorkSteps
 from fpga_plugin.ids import RegionId
 from fpga_plugin.settings.settings import ScrubPolicy
-
-__all__ = ["DELETE_THE_POD", "MAY_COME_BACK", "Ledger", "card_of", "is_card", "resource_names"]
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 

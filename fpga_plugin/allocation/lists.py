@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.journal.records import Mode
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, ResourceKind, device_order

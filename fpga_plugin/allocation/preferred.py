@@ -27,7 +27,8 @@ from dataclasses import dataclass
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.journal.records import Mode
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.neighbours import NO_RINGS, Rings, adjacent
 from fpga_plugin.ids import CardId, DeviceId, device_order
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import ResourceName

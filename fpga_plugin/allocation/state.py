@@ -212,6 +212,20 @@ class State:
             cards |= {card_of(device) for one in both for device in one.devices}
         return cards
 
+    def reconciled(self, cards: Iterable[CardId]) -> None:
+        """Every owner of these cards that kubelet's records name is adopted."""
+        known = self.unreconciled.intersection(cards)
+        self.unreconciled -= known
+        for card in known:
+            self.notify(card)
+
+    def keep_back(self, cards: Iterable[CardId]) -> None:
+        """These cards' owners are unknown: kubelet's records name a pod that is no owner."""
+        new = set(cards) - self.unreconciled
+        self.unreconciled |= new
+        for card in new:
+            self.notify(card)
+
     def show(self, card: Card) -> None:
         """Record a present card as it is now."""
         self.hide(card.id)

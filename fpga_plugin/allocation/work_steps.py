@@ -87,15 +87,8 @@ class WorkSteps:
         step.mark(regions, condition, _writable(reason))
         step.commit()
 
-    def another_blank(self, card: CardId) -> None:
-        """The blank bitstream was replaced: regions that failed with the old one get a scrub."""
-        self._forgive(card, "the blank bitstream was replaced")
-
-    def another_try(self, card: CardId) -> None:
-        """The operator mended something: failed regions without an owner get a scrub."""
-        self._forgive(card, "an operator asked to try it again")
-
-    def _forgive(self, card: CardId, reason: str) -> None:
+    def forgive(self, card: CardId, reason: str) -> None:
+        """Something was mended: failed regions without an owner get a scrub."""
         present = self._state.cards.get(card)
         self.dirty(
             [
@@ -174,6 +167,13 @@ class WorkSteps:
             for one in self._state.tenancies.left(region)
             if one.pod != allocation.pod or ways.issuperset(one.ways)
         ]
+
+    def end_tenancies(self, tenancies: Iterable[Tenancy]) -> None:
+        """The processes of these tenancies are gone: none opens a region by their nodes."""
+        step = Step(self._state)
+        present = (self._state.tenancies.get(one.key) for one in tenancies)
+        step.end([one for one in present if one is not None and one.left])
+        step.commit()
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
         """Mark a region programmed for the operator: scrubbed before, and verified.

@@ -142,7 +142,7 @@ class CardActions:
                     log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
-        self._ledger.work.another_try(card_id)
+        self._ledger.work.forgive(card_id, "an operator asked to try it again")
         self._queue.add(card_id)
         return await self.state(card_id)
 

@@ -4,10 +4,11 @@ A blank that is missing, unusable or not trusted is a state of its interface id,
 looked at again when the store changes.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
+from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import (
     BitstreamError,
@@ -16,7 +17,6 @@ from fpga_plugin.errors import (
     RefusedError,
     StoreUnavailableError,
 )
-from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
@@ -35,20 +35,10 @@ WITHOUT: Final = (
 """What to do about a blank bitstream that is missing: the one, or for target of it the other."""
 
 
-class BlankSource(Protocol):
-    """Where blank bitstreams come from (`StoreReader`)."""
-
-    async def blank(self, interface_id: InterfaceId, takes: type[Image]) -> Bitstream | None:
-        """The blank bitstream for cards of an interface id; None: there is none."""
-
-    def blank_path(self, interface_id: InterfaceId, takes: type[Image]) -> str:
-        """The path at which it is expected."""
-
-
 class Blanks:
     """The store's blank bitstreams under the scrub policy."""
 
-    def __init__(self, store: BlankSource, policy: ScrubPolicy) -> None:
+    def __init__(self, store: StoreReader, policy: ScrubPolicy) -> None:
         self._store = store
         self._policy = policy
         self._afus: dict[InterfaceId, AfuId | None] = {}

@@ -5,13 +5,13 @@ being written, or while the store does not answer, resources keep their names: a
 come and go with a network file system, as its pods would lose their place in the cluster.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.bitstreams.manifest import InterfaceAliases
+from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.ticks import tick
 from fpga_plugin.ids import InterfaceId
@@ -22,19 +22,12 @@ LOOK_SECONDS: Final = 5.0
 """Between two looks: the manifest is read again only when its file changed."""
 
 
-class NameSource(Protocol):
-    """Where aliases of interface ids come from (`StoreReader`)."""
-
-    async def interface_aliases(self) -> InterfaceAliases | None:
-        """The aliases by interface id; None: there is no manifest that counts."""
-
-
 class InterfaceNames:
     """Follows the manifest's names of interface ids."""
 
-    def __init__(self, ledger: Ledger, source: NameSource) -> None:
+    def __init__(self, ledger: Ledger, store: StoreReader) -> None:
         self._ledger = ledger
-        self._source = source
+        self._store = store
         self._problem = ""
         self._waiting: dict[InterfaceId, str] = {}
 
@@ -47,7 +40,7 @@ class InterfaceNames:
     async def look(self) -> None:
         """Take over the manifest's present aliases; each obstacle is logged once."""
         try:
-            aliases = await self._source.interface_aliases()
+            aliases = await self._store.interface_aliases()
         except FpgaPluginError as error:
             if self._problem != error.message:
                 self._problem = error.message

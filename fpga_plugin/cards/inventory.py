@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.cards.debugging import DebugLog

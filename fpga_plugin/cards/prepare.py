@@ -11,7 +11,7 @@ from functools import partial
 
 from fpga_plugin.allocation.journal.records import Condition, RegionRecord
 from fpga_plugin.allocation.lease import Lease
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import Kind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.store import Bitstream

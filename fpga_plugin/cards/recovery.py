@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.link import Link
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.queue import CardQueue
@@ -70,7 +69,7 @@ class Recovery:
         queue: CardQueue,
     ) -> None:
         self._policy = policy
-        self._operations = operations
+        self._operations, self._ledger = operations, operations.ledger
         self._inventory = inventory
         self._link = link
         self._queue = queue
@@ -78,10 +77,6 @@ class Recovery:
         self._asked: set[CardId] = set()
         self.done = 0
         self.failed = 0
-
-    @property
-    def _ledger(self) -> Ledger:
-        return self._operations.ledger
 
     def poisoned(self, card: Card, regions: Iterable[RegionId] | None = None) -> bool:
         """Whether a port of the card is poisoned, and nothing worse: one of `regions` if given."""

@@ -78,7 +78,7 @@ class Scrubber:
         self._operations.blanks.forget(interface_id)
         for card in ledger.cards.values():
             if interface_id in {None, card.interface_id}:
-                ledger.work.another_blank(card.id)
+                ledger.work.forgive(card.id, "the blank bitstream was replaced")
                 self._queue.add(card.id)
 
     def waits_for(self, region: RegionId) -> str:
@@ -290,7 +290,7 @@ class Scrubber:
                 gone.append(one)
             elif one.pod is not None:
                 living.add(one.pod)
-        self._operations.ledger.device_plugin.end_tenancies(gone)
+        self._operations.ledger.work.end_tenancies(gone)
         if living - self._living_elsewhere.get(card.id, set()):
             log.warning(
                 "a card is held back: a pod that still runs may open its regions",

@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from fpga_plugin.allocation.ledger import MAY_COME_BACK, card_of
+from fpga_plugin.allocation.names import MAY_COME_BACK, card_of
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.functions import assign_functions
 from fpga_plugin.allocation.requests.identity import Identity

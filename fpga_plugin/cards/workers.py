@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from fpga_plugin.errors import NotFinishedError
@@ -60,13 +61,13 @@ class CardWorkers:
         """
         if self._closing:
             raise NotFinishedError("the plugin is ending", hint="it goes on after its restart")
-        return await self._run(card, lambda: function(*args, **kwargs))
+        return await self.finish(card, function, *args, **kwargs)
 
     async def finish(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Like `run`, but also while the plugin ends: for work that gives things back."""
-        return await self._run(card, lambda: function(*args, **kwargs))
+        return await self._run(card, partial(function, *args, **kwargs))
 
     async def _run(self, card: CardId, function: Callable[[], T]) -> T:
         with self._thread(card) as thread:

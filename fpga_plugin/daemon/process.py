@@ -18,6 +18,7 @@ from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker, Served
 from fpga_plugin.allocation.journal.records import Fact
 from fpga_plugin.build import check_state_dir, log_settings, open_hardware, open_policy
 from fpga_plugin.daemon.confinement import confine
+from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.host.locks import LOCK_DIRECTORY, NodeLocks, acquire_locks
@@ -31,7 +32,6 @@ from fpga_plugin.plugin import (
     check_link,
     open_ledger,
     open_library,
-    open_link,
     open_node,
 )
 from fpga_plugin.settings.settings import Settings
@@ -160,7 +160,7 @@ class Daemon:
             policy=self._policy,
             programming=self._locks.set_programming,
         )
-        link = open_link(settings, self.context.called)
+        link = KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=self.context.called)
         history_writer = self.context.history_writer = HistoryWriter(
             ledger, node.pods.known, journal
         )

@@ -18,7 +18,7 @@ from fpga_plugin.allocation.calls import Caller
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import DebugHold, RegionRecord
 from fpga_plugin.allocation.lease import Lease, allocation_ended
-from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.allocation.names import DELETE_THE_POD, card_of
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory

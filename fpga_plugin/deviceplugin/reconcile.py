@@ -244,7 +244,7 @@ class Reconciler:
         """Compare the ledger with kubelet's checkpoint (`Owners.read`)."""
         checkpoint = await self._owners.read()
         if not self._ledger.resource_claims_unknown:
-            self._ledger.device_plugin.reconciled(self._owners.settled)
+            self._ledger.reconciled(self._owners.settled)
         return checkpoint
 
     async def _list(self, podresources: PodResourcesClient) -> None:

@@ -11,8 +11,9 @@ import structlog
 
 from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.neighbours import NO_RINGS, Rings
 from fpga_plugin.allocation.preferred import preferred
 from fpga_plugin.allocation.queue import CardQueue

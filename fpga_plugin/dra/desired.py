@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from fpga_plugin.allocation.ledger import Ledger, card_of, is_card
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.allocation.obstacles import FAILED, Kind
 from fpga_plugin.dra.attributes import Value, attributes
 from fpga_plugin.dra.names import device_name

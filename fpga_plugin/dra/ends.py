@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from fpga_plugin.allocation.journal.records import CLEAN
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import Kind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards.blanks import NO_BLANK

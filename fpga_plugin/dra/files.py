@@ -21,7 +21,8 @@ from typing import Final
 import structlog
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError

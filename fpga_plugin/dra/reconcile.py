@@ -29,7 +29,7 @@ import structlog
 
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import ClaimOwner
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
 from fpga_plugin.cards.operations import CardOperations
@@ -241,7 +241,7 @@ class ClaimReconciler:
         # A device that cannot be adopted has an unknown owner: its card stays back.
         settled = ledger.unreconciled & self._leftovers.settled
         cards = {card for card in settled if not any(_of_card(name, card) for name in refused)}
-        ledger.device_plugin.reconciled(cards)
+        ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)
 
@@ -304,7 +304,7 @@ class ClaimReconciler:
             self._wake.set()
         left = [one for one in self._ledger.dra.tenancies_of_claim(uid) if one.left]
         gone = [one for one in left if await self._operations.living([one]) is None]
-        self._ledger.device_plugin.end_tenancies(gone)
+        self._ledger.work.end_tenancies(gone)
         self._waits |= len(gone) < len(left)
 
     async def _end_if_over(self, owner: ClaimOwner) -> None:

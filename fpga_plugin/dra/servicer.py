@@ -15,7 +15,8 @@ import structlog
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity

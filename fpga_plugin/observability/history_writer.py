@@ -16,7 +16,8 @@ import structlog
 from fpga_plugin.allocation.journal.history import WORDS, Entry, Event, Kind
 from fpga_plugin.allocation.journal.journal import Journal
 from fpga_plugin.allocation.journal.records import Allocation
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, RegionId

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpclib.const import Status
 
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.reports import Report, ReportObserver

@@ -311,7 +311,7 @@ BUGS = {
     ),
     "f9-pods-of-a-claim-are-kept-for-ever": Bug(
         "dra/reconcile.py",
-        "        self._ledger.device_plugin.end_tenancies(gone)\n",
+        "        self._ledger.work.end_tenancies(gone)\n",
         "",
         "9",
         apis="dra",

@@ -116,7 +116,7 @@ def _journal(points: Points, env: Mapping[str, str]) -> None:
     from fpga_plugin.allocation.journal.marker import Marker
 
     points.around(Journal, "_open", "journal", "opening")
-    points.around(Journal, "_transaction", "journal", "transaction")
+    points.around(Journal, "write", "journal", "transaction")
     if unwritten := env.get(UNWRITTEN, ""):
         _do_not_write([*map(int, unwritten.split())])
     points.around(Marker, "count", "journal", "count")
@@ -129,14 +129,14 @@ def _do_not_write(failing: Sequence[int]) -> None:
     """Of the journal's transactions these fail, by their numbers in this life."""
     from fpga_plugin.allocation.journal.journal import Journal
 
-    transaction, number = Journal._transaction, itertools.count()
+    transaction, number = Journal.write, itertools.count()
 
-    def write(self: Any, statements: Any) -> None:
+    def write(self: Any, change: Any) -> None:
         if next(number) in failing:
             raise self._failed(sqlite3.OperationalError("disk I/O error"))
-        transaction(self, statements)
+        transaction(self, change)
 
-    Journal._transaction = write  # type: ignore[method-assign]
+    Journal.write = write  # type: ignore[method-assign]
 
 
 def _hardware(points: Points) -> None:

@@ -88,15 +88,13 @@ class Kubelet:
         if self.error is not None:
             raise self.error
 
-    async def list_devices(self) -> tuple[PodDevices, ...]:
+    async def snapshot(self) -> PodList:
         await self._called()
-        return tuple(
+        devices = tuple(
             PodDevices(self.namespace, pod, "app", self.resource, frozenset({device}))
             for pod, device in sorted(self.held)
         )
-
-    async def snapshot(self) -> PodList:
-        return PodList(await self.list_devices(), self.instance)
+        return PodList(devices, self.instance)
 
     async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
         await self._called()

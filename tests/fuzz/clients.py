@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import h11
+from doubles.journal import NoJournal
 from structlog.testing import capture_logs
 from target import Target
 
-from fpga_plugin.allocation.journal.journal import NoJournal
 from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.cards.actions import CardActions

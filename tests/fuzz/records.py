@@ -95,7 +95,7 @@ def _use(journal: Journal) -> None:
     region, whole = DeviceId(_OURS.regions[0].id), DeviceId(_OURS.id)
     for step in (
         lambda: ledger.device_plugin.kubelet_found("2"),
-        lambda: ledger.device_plugin.reconciled([_OURS.id, _OTHER.id]),
+        lambda: ledger.reconciled([_OURS.id, _OTHER.id]),
         lambda: ledger.device_plugin.prestart_seen([region, whole]),
         lambda: ledger.device_plugin.poststop_seen([region, whole]),
         lambda: ledger.device_plugin.allocate(REGIONS, [region]),

@@ -95,7 +95,7 @@ def test_devices_of_our_resources_are_listed_by_container(path):
         pod("c", "two", app=[devices("x" + PREFIX + "/region-Odd", "r3")]),
         pod("d", "two", app=[devices("example.com/gpu-" + "0" * 32, "g")]),
     ]
-    assert ask(path, kubelet, "list_devices") == (
+    assert ask(path, kubelet).devices == (
         PodDevices("one", "a", "app", REGION, frozenset({"r0"})),
         PodDevices("two", "b", "app", WHOLE, frozenset({"c0"})),
         PodDevices("two", "b", "other", REGION, frozenset({"r1", "r2"})),
@@ -106,7 +106,7 @@ def test_devices_that_were_given_under_another_prefix_are_listed_too(path):
     old = REGION.replace(PREFIX, "fpga.example.com")
     kubelet = Kubelet()
     kubelet.pods = [pod("a", "one", app=[devices(old, "r0"), devices(REGION, "r1")])]
-    assert ask(path, kubelet, "list_devices") == (
+    assert ask(path, kubelet).devices == (
         PodDevices("one", "a", "app", old, frozenset({"r0"})),
         PodDevices("one", "a", "app", REGION, frozenset({"r1"})),
     )
@@ -117,15 +117,13 @@ def test_a_name_of_another_prefix_that_may_be_an_alias_is_listed_too(path):
     named = "fpga.example.com/region-odd"
     kubelet = Kubelet()
     kubelet.pods = [pod("a", "one", app=[devices(named, "r0")])]
-    assert ask(path, kubelet, "list_devices") == (
-        PodDevices("one", "a", "app", named, frozenset({"r0"})),
-    )
+    assert ask(path, kubelet).devices == (PodDevices("one", "a", "app", named, frozenset({"r0"})),)
 
 
 def test_groups_of_one_resource_are_one(path):
     kubelet = Kubelet()
     kubelet.pods = [pod(app=[devices(REGION, "r0"), devices(WHOLE, "c"), devices(REGION, "r1")])]
-    first, second = ask(path, kubelet, "list_devices")
+    first, second = ask(path, kubelet).devices
     assert first.devices == {"r0", "r1"}
     assert second.devices == {"c"}
 
@@ -133,7 +131,7 @@ def test_groups_of_one_resource_are_one(path):
 def test_a_dead_pod_that_old_kubelets_list_without_ids_holds_nothing(path):
     kubelet = Kubelet()
     kubelet.pods = [pod(app=[devices(REGION)])]
-    assert ask(path, kubelet, "list_devices") == ()
+    assert ask(path, kubelet).devices == ()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_an_answer_whose_fields_are_of_other_types_is_an_error(path, method, odd
 
 
 def test_no_pods_is_an_answer(path):
-    assert ask(path, Kubelet(), "list_devices") == ()
+    assert ask(path, Kubelet()).devices == ()
 
 
 def test_allocatable_devices_come_by_resource(path):
@@ -189,7 +187,7 @@ def test_kubelets_errors_are_told_apart(path, method, status, reason):
 def test_no_socket_is_an_error(path):
     client = PodResourcesClient(str(path), ours(PREFIX))
     with pytest.raises(PodResourcesError, match="FPGA_PLUGIN_PODRESOURCES_SOCKET") as caught:
-        asyncio.run(client.list_devices())
+        asyncio.run(client.snapshot())
     assert caught.value.reason is NoListReason.MISSING
     with pytest.raises(PodResourcesError):
         client.instance()
@@ -201,7 +199,7 @@ def test_a_socket_without_a_listener_is_an_error(path):
             os.link(path, path.with_name("left"))
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        return await PodResourcesClient(str(path.with_name("left")), PREFIX).list_devices()
+        return await PodResourcesClient(str(path.with_name("left")), PREFIX).snapshot()
 
     with pytest.raises(PodResourcesError) as caught:
         asyncio.run(scenario())
@@ -212,7 +210,7 @@ def test_a_path_too_long_for_a_socket_is_an_error(tmp_path):
     path = tmp_path / ("x" * 120)
     path.touch()
     with pytest.raises(PodResourcesError) as caught:
-        asyncio.run(PodResourcesClient(str(path), ours(PREFIX)).list_devices())
+        asyncio.run(PodResourcesClient(str(path), ours(PREFIX)).snapshot())
     assert caught.value.reason is NoListReason.FAILED
 
 
@@ -233,7 +231,7 @@ def test_a_server_that_never_says_a_word_is_given_up(path):
         server = await asyncio.start_unix_server(mute, path)
         try:
             client = PodResourcesClient(str(path), ours(PREFIX), call_seconds=0.05)
-            await client.list_devices()
+            await client.snapshot()
         finally:
             done.set()
             server.close()
@@ -250,7 +248,7 @@ def test_a_server_of_another_protocol_is_an_error(path):
             writer.close()
 
         async with await asyncio.start_unix_server(http1, path):
-            await PodResourcesClient(str(path), ours(PREFIX), call_seconds=2).list_devices()
+            await PodResourcesClient(str(path), ours(PREFIX), call_seconds=2).snapshot()
 
     with pytest.raises(PodResourcesError) as caught:
         asyncio.run(scenario())
@@ -378,7 +376,7 @@ def test_calls_overlap_and_leave_no_connection(path):
         async with serving(kubelet, path):
             client = PodResourcesClient(str(path), ours(PREFIX))
             before = len(os.listdir("/proc/self/fd"))
-            await asyncio.gather(*(client.list_devices() for _ in range(10)))
+            await asyncio.gather(*(client.snapshot() for _ in range(10)))
             async with asyncio.timeout(LIMIT):
                 # No event says that a socket was closed.
                 while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - see above
@@ -398,7 +396,7 @@ def test_a_cancelled_call_is_cancelled_not_failed(path):
 
         kubelet.on_call = hang
         async with serving(kubelet, path):
-            task = asyncio.create_task(PodResourcesClient(str(path), ours(PREFIX)).list_devices())
+            task = asyncio.create_task(PodResourcesClient(str(path), ours(PREFIX)).snapshot())
             await called.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -17,8 +17,9 @@ from fpga_plugin.allocation.journal.records import (
     TenancyKey,
     TenantImage,
 )
-from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.names import card_of, is_card, resource_names
 from fpga_plugin.allocation.obstacles import FAILED, Kind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
@@ -124,7 +125,7 @@ def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Led
 def found(ledger: Ledger, card: Card, afu: AfuId | None = BLANK) -> None:
     """The card is there, every region reads `afu`, and kubelet's records name no more owners."""
     ledger.hardware.card_found(card, {r.id: afu for r in card.regions}, BLANK)
-    ledger.device_plugin.reconciled([card.id])
+    ledger.reconciled([card.id])
 
 
 def scrub(ledger: Ledger, card: Card, *ports: int) -> None:
@@ -254,9 +255,7 @@ def tenancy(
 
 def gone(ledger: Ledger, *pods: str) -> None:
     """The processes of these pods have ended: what was left to them ends."""
-    ledger.device_plugin.end_tenancies(
-        [one for one in ledger.tenancies.values() if one.pod in pods]
-    )
+    ledger.work.end_tenancies([one for one in ledger.tenancies.values() if one.pod in pods])
 
 
 def cards_of(ledger: Ledger) -> set[CardId]:

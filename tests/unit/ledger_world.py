@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
 from ledger_support import MemoryJournal, ProcessDiedError
 
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.bitstreams.names import Names
@@ -631,7 +631,7 @@ class Plugin:
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
-        self.call(lambda: self.ledger.device_plugin.reconciled(self.ledger.cards))
+        self.call(lambda: self.ledger.reconciled(self.ledger.cards))
         self.call(self.queue.sync)
 
     def begin(self, work: object) -> "asyncio.Task[None]":

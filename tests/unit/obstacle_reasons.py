@@ -54,7 +54,7 @@ REASONS: Final[dict[Kind, Callable[[Ledger], object]]] = {
     Kind.RESOURCE_CLAIM: resource_claim,
     Kind.FOREIGN: lambda one: one.hardware.set_foreign({CARD.id: "x"}),
     Kind.REBINDING: lambda one: one.hardware.set_rebinding(CARD.id, rebinding=True),
-    Kind.UNRECONCILED: lambda one: one.device_plugin.keep_back([CARD.id]),
+    Kind.UNRECONCILED: lambda one: one.keep_back([CARD.id]),
     Kind.DRAINED: lambda one: one.hardware.set_drained(CARD.id, drained=True),
     Kind.MODE: lambda one: one.device_plugin.allocate(WHOLE, [BOARD]),
     Kind.OWNED: lambda one: one.device_plugin.allocate(REGIONS, [D0]),

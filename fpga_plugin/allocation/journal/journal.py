@@ -295,11 +295,8 @@ class Journal:
 
     def write(self, change: Change) -> None:
         """Make a change durable (`JournalWriter`)."""
-        self._transaction(rows.statements(change))
-
-    def _transaction(self, statements: Iterable[rows.Statement]) -> None:
         commits = self._commits + 1
-        self._commit(chain(statements, (rows.counted(commits),)))
+        self._commit(chain(rows.statements(change), (rows.counted(commits),)))
         self._commits = commits
         self.marker.count(commits)
 
@@ -384,13 +381,6 @@ class Journal:
     def close(self) -> None:
         """Close it; what was written stays."""
         self._db.close()
-
-
-class NoJournal:
-    """Writes nothing: for tests of the ledger alone."""
-
-    def write(self, change: Change) -> None:
-        """Forget the change (`JournalWriter`)."""
 
 
 def _create(path: str) -> None:

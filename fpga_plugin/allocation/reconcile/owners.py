@@ -22,7 +22,8 @@ from typing import Final
 import structlog
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import granted_nodes
@@ -167,7 +168,7 @@ class Owners:
         for card, problem in problems.items():
             if self._not_adopted.get(card) != problem:
                 log.warning("allocation not adopted", card=card, error=problem)
-        ledger.device_plugin.keep_back(problems)
+        ledger.keep_back(problems)
         self._not_adopted = problems
         self._look_for_foreign(checkpoint)
 

@@ -207,7 +207,7 @@ class PodDirectory:
         if self.podresources is None:
             raise NoSourceError("kubelet's PodResources API is switched off")
         found: dict[str, frozenset[PodName]] = {}
-        for one in await self.podresources.list_devices():
+        for one in (await self.podresources.snapshot()).devices:
             for device in one.devices:
                 names = found.get(device, frozenset())
                 found[device] = names | {PodName(one.namespace, one.pod)}

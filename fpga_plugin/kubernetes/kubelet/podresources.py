@@ -141,14 +141,6 @@ class PodResourcesClient:
             raise self._os_error(error) from error
         return instance_of(status)
 
-    async def list_devices(self) -> tuple[PodDevices, ...]:
-        """`snapshot` without the epoch, for those who need one answer only.
-
-        Raises:
-            PodResourcesError: there is no answer.
-        """
-        return (await self.snapshot()).devices
-
     async def snapshot(self) -> PodList:
         """List every container that holds devices of ours.
 

@@ -158,7 +158,7 @@ def owners(listed: Kubelet, *allocations: tuple[DeviceId, PodUid]) -> tuple[Ledg
     journal = MemoryJournal()
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="")
     ledger.hardware.card_found(CARD, {}, None)
-    ledger.device_plugin.reconciled([CARD.id])
+    ledger.reconciled([CARD.id])
     for one, uid in allocations:
         ledger.device_plugin.allocate(REGIONS, [one])
         ledger.device_plugin.bind_pod([one], uid)

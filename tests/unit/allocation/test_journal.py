@@ -176,7 +176,7 @@ def test_an_allocation_of_a_damaged_journal_gives_nobody_its_device_until_kubele
     assert P1 in ledger.allocations
     with pytest.raises(RefusedError, match="is not known"):
         ledger.device_plugin.allocate(REGIONS, [P1])
-    ledger.device_plugin.reconciled([CARD.id])
+    ledger.reconciled([CARD.id])
     assert ledger.device_plugin.allocate(REGIONS, [P1])
 
 
@@ -1135,7 +1135,7 @@ def test_until_kubelets_records_were_adopted_owners_that_the_journal_lacks_are_e
     ledger.hardware.card_found(CARD, {}, BLANK)
     ledger.device_plugin.adopt(REGIONS, P0, PodUid("pod-a"), {})
     assert ledger.unreconciled == {CARD.id}
-    ledger.device_plugin.reconciled([CARD.id])
+    ledger.reconciled([CARD.id])
     assert not ledger.unreconciled
     journal.close()
     assert opened(Journal(path)).unreconciled == {CARD.id}, "each life asks again"

@@ -33,8 +33,8 @@ from ledger_support import (
 
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Condition, Mode, Ownership
-from fpga_plugin.allocation.ledger import Ledger, resource_names
-from fpga_plugin.allocation.names import DELETE_THE_POD
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import DELETE_THE_POD, resource_names
 from fpga_plugin.cards.reads import SILENT
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card, CardProblem
@@ -331,7 +331,7 @@ def test_a_card_that_the_journal_does_not_know_is_not_given_out_before_its_owner
         with pytest.raises(RefusedError, match="kubelet's records were not read"):
             ledger.device_plugin.allocate(resource, [one])
     assert ledger.others_owned(new.id, [RegionId(d) for d in devices])
-    ledger.device_plugin.reconciled([new.id])
+    ledger.reconciled([new.id])
     assert [shown(lists)[one] for one in devices] == [True, True]
     ledger.device_plugin.allocate(WHOLE, [device(new)])
 

@@ -69,7 +69,7 @@ def test_a_region_with_a_living_pods_number_is_given_to_nobody() -> None:
     ledger.device_plugin.release([P0])
     with pytest.raises(RefusedError, match="and may still run"):
         ledger.device_plugin.allocate(REGIONS, [P2])
-    ledger.device_plugin.end_tenancies(ledger.tenancies.left(R0.id))
+    ledger.work.end_tenancies(ledger.tenancies.left(R0.id))
     scrub(ledger, OTHER)
     assert ledger.device_plugin.allocate(REGIONS, [P2])
 

@@ -376,21 +376,19 @@ def test_what_an_adopted_allocation_may_have_used_is_dirty(
 # ------------------------------------------------------------------ work on regions
 
 
-@pytest.mark.parametrize("how", ["another try", "another blank"])
-def test_only_what_failed_and_nobody_has_is_tried_again(ledger: Ledger, how: str) -> None:
+def test_only_what_failed_and_nobody_has_is_tried_again(ledger: Ledger) -> None:
     """An owner's FAULTED region made DIRTY would come back to the list under him."""
     own(ledger, P0, POD_A, begun=False)
     for region in (R0, R1):
         ledger.work.faulted(region, "PR failed")
-    forgive = ledger.work.another_try if how == "another try" else ledger.work.another_blank
-    forgive(CARD.id)
+    ledger.work.forgive(CARD.id, "mended")
     assert condition(ledger, R0) is Condition.FAULTED
     assert condition(ledger, R1) is Condition.DIRTY
-    assert ("operator" in ledger.record(R1).reason) == (how == "another try")
+    assert ledger.record(R1).reason == "mended"
     other = RegionId(device(OTHER, 0))
-    forgive(OTHER.id)
+    ledger.work.forgive(OTHER.id, "mended")
     assert condition(ledger, other) is Condition.BLANK
-    forgive(make_card(9).id)  # a card that is not there
+    ledger.work.forgive(make_card(9).id, "mended")  # a card that is not there
 
 
 def test_what_the_hardware_still_calls_failed_is_not_tried_again(ledger: Ledger) -> None:
@@ -398,7 +396,7 @@ def test_what_the_hardware_still_calls_failed_is_not_tried_again(ledger: Ledger)
     ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     before = condition(ledger)
     assert before is Condition.FAULTED
-    ledger.work.another_try(CARD.id)
+    ledger.work.forgive(CARD.id, "mended")
     assert condition(ledger) is Condition.FAULTED
 
 

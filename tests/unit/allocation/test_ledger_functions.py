@@ -62,7 +62,7 @@ class Switching(RuleBasedStateMachine):
         self.lists = make_lists(self.ledger, advertise=advertise, scrub=ScrubPolicy.BEST_EFFORT)
         blank = BLANK if self.blank and advertise is not Advertise.AF else None
         self.ledger.hardware.card_found(CARD, dict(self.shows), blank)
-        self.ledger.device_plugin.reconciled([CARD.id])
+        self.ledger.reconciled([CARD.id])
 
     # ---------------------------------------------------------------- owners
 
@@ -212,7 +212,7 @@ def test_a_function_that_changes_under_its_owner_stays_on_his_list_and_moves_at_
     one, two = FUNCTIONS
     (region, other), device = IDS, DeviceId(IDS[0])
     ledger.hardware.card_found(CARD, dict.fromkeys(IDS, one), None)
-    ledger.device_plugin.reconciled([CARD.id])
+    ledger.reconciled([CARD.id])
     ledger.work.working(IDS)
     for each in IDS:
         ledger.work.clean(each, one, blank=False)
@@ -255,7 +255,7 @@ def test_a_region_with_an_owners_image_is_no_function_whichever_id_it_shows():
     again = open_ledger(journal, Advertise.AF)
     lists = make_lists(again, advertise=Advertise.AF, scrub=ScrubPolicy.BEST_EFFORT)
     again.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    again.device_plugin.reconciled([card.id])
+    again.reconciled([card.id])
     again.work.working(IDS)
     again.work.clean(IDS[0], FUNCTIONS[1], blank=False)  # mislabelled, or it changed what it shows
     again.work.clean(IDS[1], FUNCTIONS[0], blank=False)
@@ -273,7 +273,7 @@ def test_a_card_that_cannot_be_programmed_is_neither_a_card_nor_regions():
     ledger = open_ledger(MemoryJournal(), Advertise.REGION)
     lists = make_lists(ledger)
     ledger.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.device_plugin.reconciled([card.id])
+    ledger.reconciled([card.id])
     assert not ledger.resources
     assert shown(lists) == {}
     assert all(ledger.naming.device_resource(DeviceId(one)) is None for one in (card.id, *IDS))
@@ -294,12 +294,12 @@ def test_what_stays_on_a_region_its_owners_resource_says_whatever_the_node_serve
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.AF)
     ledger.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.device_plugin.reconciled([CARD.id])
+    ledger.reconciled([CARD.id])
     assert all(map(ledger.naming.keeps, IDS))
     ledger.device_plugin.allocate(name(FUNCTIONS[0]), [IDS[0]])
     later = open_ledger(journal, Advertise.REGION)
     later.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), BLANK)
-    later.device_plugin.reconciled([CARD.id])
+    later.reconciled([CARD.id])
     assert [later.naming.keeps(region) for region in IDS] == [True, False]
     later.device_plugin.allocate(REGIONS, [IDS[1]])
     again = open_ledger(journal, Advertise.AF)

@@ -38,7 +38,7 @@ from ledger_world import (
 
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Condition, Fact
-from fpga_plugin.allocation.ledger import card_of, is_card
+from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import AfuId, DeviceId, RegionId, device_variable
@@ -444,7 +444,7 @@ class Life(RuleBasedStateMachine):
                             cards -= {card_of(device)}
                     elif device in ledger.allocations and ledger.allocations[device].pod is None:
                         ledger.device_plugin.bind_pod([device], pod.uid)
-            ledger.device_plugin.reconciled(cards)
+            ledger.reconciled(cards)
         except (JournalError, ProcessDiedError):
             return False
         return True

@@ -19,7 +19,8 @@ from test_state_unwritten import laxer
 
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
-from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of, is_card, resource_names
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, RegionId, device_variable
 from fpga_plugin.kubernetes.names import PodUid
@@ -81,7 +82,7 @@ class Steps(RuleBasedStateMachine):
         for card in CARDS if found else ():
             with tolerated:
                 self.ledger.hardware.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
-                self.ledger.device_plugin.reconciled([card.id])
+                self.ledger.reconciled([card.id])
 
     def open(self, expected: Change | None = None) -> None:
         self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
@@ -135,7 +136,7 @@ class Steps(RuleBasedStateMachine):
         )
         assert self.ledger.cards[card.id] == card
         if reconciled:
-            self.happens_or_not(lambda: self.ledger.device_plugin.reconciled([card.id]))
+            self.happens_or_not(lambda: self.ledger.reconciled([card.id]))
 
     @rule(told=aliases)
     def named(self, told) -> None:

@@ -102,7 +102,7 @@ class Claims:
         self.ledger = reopened(self.journal)
         there = {one.id: AFU if one.id == REGION else BLANK for one in CARD.regions}
         self.ledger.hardware.card_found(CARD, there, BLANK)
-        self.ledger.device_plugin.reconciled([CARD.id])
+        self.ledger.reconciled([CARD.id])
         self.queue = Queue()
         of = operations(self.ledger, self.pods)
         files = ClaimFiles(self.ledger, self.files)

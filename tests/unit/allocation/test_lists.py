@@ -15,7 +15,7 @@ from ledger_support import (
     start,
 )
 
-from fpga_plugin.allocation.ledger import resource_names
+from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, ScrubPolicy

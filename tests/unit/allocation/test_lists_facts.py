@@ -161,7 +161,7 @@ def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
     lists = make_lists(again)
     assert shown(lists) == {P0: False, P1: False}
     assert shown(lists, WHOLE) == {BOARD: False}
-    again.device_plugin.reconciled([CARD.id])
+    again.reconciled([CARD.id])
     assert shown(lists) == {P0: True, P1: True}
     assert shown(lists, WHOLE) == {BOARD: True}
 

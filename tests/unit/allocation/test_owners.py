@@ -14,7 +14,8 @@ from doubles.loops import beside, until
 from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.reconcile import owners
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.requests.directory import PodDirectory
@@ -42,7 +43,7 @@ class World:
             prefix=PREFIX, journal=self.journal, snapshot=self.journal.snapshot, boot_id=""
         )
         self.ledger.hardware.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
-        self.ledger.device_plugin.reconciled([CARD.id])
+        self.ledger.reconciled([CARD.id])
         pods = PodDirectory(kubelet_dir=str(self.path.parent), prefix=PREFIX)
         self.owners = Owners(self.ledger, PodCgroups(None), pods)
 

@@ -7,11 +7,12 @@ import asyncio
 
 import pytest
 from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
+from doubles.journal import NoJournal
 from doubles.kubelet import POD
 from ledger_support import make_ledger
 from structlog.testing import capture_logs
 
-from fpga_plugin.allocation.journal.journal import JournalError, NoJournal
+from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.reconcile.owners import Owners
@@ -58,7 +59,7 @@ def adopt(owners: Owners, checkpoint: Checkpoint) -> None:
     """What a comparison with kubelet's records does with them."""
     owners._pods.present = checkpoint  # type: ignore[attr-defined]
     asyncio.run(owners.read())
-    owners._ledger.device_plugin.reconciled(owners.settled)
+    owners._ledger.reconciled(owners.settled)
 
 
 def test_records_are_read_anew_when_the_card_changes_that_could_not_be_adopted() -> None:

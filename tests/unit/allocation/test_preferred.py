@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ledger_support import make_ledger, make_lists, scrub, start
 
 from fpga_plugin.allocation.journal.records import Mode
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.preferred import preferred
 from fpga_plugin.ids import DeviceId, device_order
 from fpga_plugin.kubernetes.names import ResourceName

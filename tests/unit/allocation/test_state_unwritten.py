@@ -21,7 +21,8 @@ from fpga_plugin.allocation.journal.records import (
     Condition,
     Prepared,
 )
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
@@ -138,9 +139,7 @@ class Unwritten(RuleBasedStateMachine):
 
     @rule()
     def processes_end(self) -> None:
-        self.attempt(
-            lambda: self.ledger.device_plugin.end_tenancies(list(self.ledger.tenancies.values()))
-        )
+        self.attempt(lambda: self.ledger.work.end_tenancies(list(self.ledger.tenancies.values())))
 
     @rule()
     def kubelet(self) -> None:

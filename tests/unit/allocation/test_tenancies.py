@@ -7,7 +7,7 @@ containers may have done, and what ends it; in any order of steps: test_ledger_s
 from dataclasses import replace
 
 import pytest
-from doubles.cards import BLANK, REGIONS, device, make_card
+from doubles.cards import BLANK, REGIONS, WHOLE, device, make_card
 from ledger_support import (
     MemoryJournal,
     former,
@@ -22,7 +22,7 @@ from ledger_support import (
 from test_dra_steps import LATER, POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.doubt import doubted
-from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey
+from fpga_plugin.allocation.journal.records import Change, Condition, Tenancy, TenancyKey
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid
@@ -71,6 +71,15 @@ def test_a_tenancy_begins_nameless_gets_its_pod_and_is_used_from_its_start_on(
     assert only(ledger) == replace(named, used=True, left=True)
 
 
+def test_a_region_of_a_card_is_not_given_the_cgroups_of_another_one(ledger: Ledger) -> None:
+    (allocation,) = ledger.device_plugin.allocate(WHOLE, [device(CARD)])
+    first, _ = ledger.tenancies.users(allocation)
+    ledger.commit(Change(tenancies={first.key: replace(first, cgroups=(CGROUP,))}))
+    ledger.device_plugin.bind_pod([device(CARD)], POD, cgroups=[NEXT])
+    users = ledger.tenancies.users(ledger.allocations[device(CARD)])
+    assert {one.region: one.cgroups for one in users} == {R0: (CGROUP, NEXT), R1: (NEXT,)}
+
+
 def test_a_container_that_kubelet_may_have_started_without_a_prestart_used_the_region(
     ledger: Ledger,
 ) -> None:
@@ -95,7 +104,7 @@ def test_an_instance_of_a_static_pod_that_started_unseen_is_not_taken_for_the_on
     first, second = sorted(ledger.tenancies.left(R0), key=lambda one: one.key.allocation)
     assert (first.pod, first.cgroups, second.pod, second.cgroups) == (POD, (CGROUP,), POD, ())
     assert first.key.allocation != second.key.allocation
-    ledger.device_plugin.end_tenancies([first])
+    ledger.work.end_tenancies([first])
     assert former(ledger, R0) == {POD}
 
 
@@ -229,7 +238,7 @@ def test_pods_of_a_shared_allocation_that_are_gone_leave_no_row() -> None:
         ledger.dra.part(A, [POD, pod])
         left = [one for one in ledger.dra.tenancies_of_claim(A) if one.left]
         assert all(one.used for one in left)
-        ledger.device_plugin.end_tenancies(left)
+        ledger.work.end_tenancies(left)
         rows.append(len(journal.snapshot.tenancies))
         assert ledger.pods_of([P0]) == {POD, pod}
     assert set(rows) == {2}
@@ -254,7 +263,7 @@ def test_what_was_handed_over_blank_is_dirty_though_all_who_used_it_are_forgotte
     assert ledger.record(R0).condition is Condition.BLANK
     ledger.dra.join(A, [LATER])
     ledger.dra.part(A, ())
-    ledger.device_plugin.end_tenancies(ledger.dra.tenancies_of_claim(A))
+    ledger.work.end_tenancies(ledger.dra.tenancies_of_claim(A))
     assert not ledger.tenancies
     ledger.dra.end_claim(A)
     assert ledger.record(R0).condition is Condition.DIRTY

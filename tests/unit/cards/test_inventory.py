@@ -9,7 +9,7 @@ from ledger_support import listed, trouble
 from ledger_world import FACTORY
 
 from fpga_plugin.allocation.journal.records import Condition
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.errors import FpgaPluginError
 
 

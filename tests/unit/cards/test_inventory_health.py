@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from doubles import LIMIT
+from doubles.journal import NoJournal
 
-from fpga_plugin.allocation.journal.journal import NoJournal
 from fpga_plugin.allocation.journal.records import Change, Condition
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory

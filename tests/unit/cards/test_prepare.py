@@ -14,8 +14,7 @@ from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
-from fpga_plugin.allocation.ledger import card_of
-from fpga_plugin.allocation.names import function_name
+from fpga_plugin.allocation.names import card_of, function_name
 from fpga_plugin.cards.clocks import ClockState
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.prepare import TenancyActiveError

@@ -14,7 +14,7 @@ from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition, DebugHold
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.faults import Fault, FaultKind

@@ -306,7 +306,7 @@ def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make)
     world.settle()
     assert not opened.called, "the very look would disturb an owner"
     assert world.board.memory
-    world.plugin.call(lambda: ledger.device_plugin.reconciled([card]))
+    world.plugin.call(lambda: ledger.reconciled([card]))
     world.settle()
     assert world.condition(world.r0) is world.condition(world.r1) is Condition.BLANK
     assert not world.board.memory

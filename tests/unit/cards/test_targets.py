@@ -14,8 +14,7 @@ from ledger_scene import Scene
 from ledger_world import AFUS, Pod, env_for
 
 from fpga_plugin.allocation.journal.records import DebugHold
-from fpga_plugin.allocation.ledger import card_of
-from fpga_plugin.allocation.names import function_name
+from fpga_plugin.allocation.names import card_of, function_name
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.cards.prepare import FunctionTarget, ProgramTarget

@@ -9,7 +9,16 @@ import yaml
 import fpga_plugin
 from fpga_plugin.daemon.file_rules import rules
 from fpga_plugin.host.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
-from fpga_plugin.settings.settings import BackendKind, Mode, RecoveryPolicy, Settings
+from fpga_plugin.settings.settings import (
+    SETTINGS,
+    BackendKind,
+    Mode,
+    RecoveryPolicy,
+    Setting,
+    Settings,
+    load_settings,
+)
+from fpga_plugin.settings.values import parse_path
 
 WRITES = ~(READ | Right.EXECUTE)
 BRIDGES = (
@@ -210,3 +219,25 @@ def test_files_that_python_imports_later_may_be_read_and_the_working_directory_m
 def test_the_policys_directory_is_read_since_the_file_is_replaced(tmp_path: Path):
     settings = Settings(policy_file=str(tmp_path / "file.yaml"))
     assert str(tmp_path) in rules(settings, rebinds=False)[0]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    # Landlock does not rule who connects to a socket.
+    [one for one in SETTINGS if one.parse is parse_path and not one.name.endswith("_SOCKET")],
+    ids=lambda one: one.name,
+)
+def test_each_path_that_a_setting_names_is_reached(setting: Setting, tmp_path: Path):
+    path = tmp_path / "of-the-setting" / "itself"
+    (path / "bus").mkdir(parents=True)
+    allowed: set[Path] = set()
+    for kind in ("dfl", "simulated"):
+        for mode in Mode:
+            environ = {
+                "FPGA_PLUGIN_BACKEND": kind,
+                "FPGA_PLUGIN_MODE": mode.value,
+                setting.name: str(path),
+            }
+            allowed |= {Path(one) for one in rules(load_settings(environ), rebinds=False)[0]}
+    near = {path, path.parent, *path.iterdir()}
+    assert allowed & near, "add it to daemon/file_rules.py: the sandbox refuses it else"

@@ -12,10 +12,10 @@ from doubles import LIMIT
 from doubles.cards import PREFIX, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import WHOLE as OTHER
+from doubles.journal import NoJournal
 from doubles.kubelet import POD as UID
 from doubles.kubelet import Kubelet, entry, write_checkpoint, write_text
 
-from fpga_plugin.allocation.journal.journal import NoJournal
 from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.recorder import EventRecorder
@@ -231,7 +231,7 @@ class World:
         self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
         card = make_card(0, nodes=(0, 1))
         self.ledger.hardware.card_found(card, {}, None)
-        self.ledger.device_plugin.reconciled([card.id])
+        self.ledger.reconciled([card.id])
         self.ledger.device_plugin.kubelet_found("k1")
         self.ledger.device_plugin.allocate(RESOURCE, [REGION])
         self.started_allocation()

@@ -16,7 +16,7 @@ from ledger_scene import Scene, scenes
 from ledger_world import AFUS, FACTORY, Checkpoint, Hand, Plugin, env_for
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin import prestart
@@ -120,7 +120,7 @@ def test_a_card_is_not_handed_over_with_its_memory_before_it_is_known_who_is_on_
     scene.plugin.work()
     scene.refused(scene.prestart(pod, AFU, AFU), NotFinishedError, "is not cleared")
     assert board.memory, "nobody knows who else is on the card"
-    scene.ledger.device_plugin.reconciled([board.card.id])
+    scene.ledger.reconciled([board.card.id])
     scene.start(pod, AFU, AFU)
     assert not board.memory
 
@@ -427,12 +427,12 @@ def test_before_kubelets_records_were_read_a_start_touches_its_own_region_alone(
     scene.start(scene.admit(neighbour), AFU)
     scene.plugin.queue.unsync()
     scene.plugin.call(lambda: scene.plugin.calls.deallocate(REGIONS, [neighbour]))
-    scene.ledger.device_plugin.keep_back([card_of(first)])
+    scene.ledger.keep_back([card_of(first)])
     with pytest.raises(RefusedError, match="is not known"):
         scene.admit(first)
-    scene.ledger.device_plugin.reconciled([card_of(first)])
+    scene.ledger.reconciled([card_of(first)])
     pod = scene.admit(first)
-    scene.ledger.device_plugin.keep_back([card_of(first)])
+    scene.ledger.keep_back([card_of(first)])
     scene.start(pod, OTHER_AFU)
     assert scene.condition(neighbour) is Condition.DIRTY
     assert scene.rack.slot(neighbour).afu == AFU

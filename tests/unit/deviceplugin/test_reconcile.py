@@ -10,11 +10,12 @@ from doubles import LIMIT
 from doubles.cards import BLANK, PREFIX, WHOLE, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
+from doubles.journal import NoJournal
 from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
 from doubles.loops import beside, until
 from structlog.testing import capture_logs
 
-from fpga_plugin.allocation.journal.journal import JournalError, NoJournal
+from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.reconcile.owners import Owners
@@ -94,7 +95,7 @@ class World:
         self.ledger.hardware.card_found(CARD, {}, BLANK)
         self.ledger.device_plugin.kubelet_found("k1")
         if not fresh:
-            self.ledger.device_plugin.reconciled(self.ledger.cards)
+            self.ledger.reconciled(self.ledger.cards)
         self.kubelet = Linked(directory)
         self.queue = Queue()
         self.released: list[DeviceId] = []

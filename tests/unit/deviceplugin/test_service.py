@@ -15,7 +15,7 @@ from ledger_world import AFUS, Cgroups, env_for
 
 from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.allocation.journal.records import Condition, Ownership
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards import targets as wants
 from fpga_plugin.cards.prepare import Preparer

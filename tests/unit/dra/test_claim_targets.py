@@ -16,7 +16,7 @@ from ledger_scene import scenes
 from structlog.testing import capture_logs
 from test_lifecycle import OTHER, A, ClaimScene
 
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.dra.claim import Allocated, Config, ResourceClaim
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (

@@ -350,7 +350,7 @@ def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
     again = reopened_unreconciled(journal)
     for one in (P0, P1, BOARD):
         assert taints(again, one) == (Taint("held", "owners-unknown"),)
-    again.device_plugin.reconciled([CARD.id])
+    again.reconciled([CARD.id])
     assert taints(again, P0) == ()
     ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     for one in (P0, P1, BOARD):

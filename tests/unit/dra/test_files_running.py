@@ -14,7 +14,7 @@ from doubles.cards import AFU
 from ledger_scene import scenes
 from test_lifecycle import A, B, ClaimScene
 
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.kubernetes.names import ClaimUid
 

@@ -21,7 +21,7 @@ from ledger_world import Plugin, Pod, Rack, make_boards
 from test_prepare import poison
 
 from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
-from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.cards.prepare import Plan, TenancyActiveError
 from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim

@@ -545,7 +545,7 @@ def test_after_a_change_the_health_of_the_changed_card_alone_is_looked_at(
     async def story(api: Api) -> None:
         ledger = api.ledger
         found(ledger, other, BLANK)
-        ledger.device_plugin.reconciled([other.id])
+        ledger.reconciled([other.id])
         take(ledger, 1, P0)
         take(ledger, 2, DeviceId(other.regions[0].id))
         async with api.health() as health:

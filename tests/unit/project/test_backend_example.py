@@ -17,7 +17,7 @@ from ledger_world import Images, Plugin, Pod, start_job
 from repository import ROOT
 
 from fpga_plugin.allocation.journal.records import Condition
-from fpga_plugin.allocation.ledger import resource_names
+from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import CardGoneError, PortInUseError, UnknownDeviceError
 from fpga_plugin.hardware import backend as interface

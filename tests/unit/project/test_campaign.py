@@ -425,7 +425,7 @@ def test_the_next_life_differs_in_what_may_change():
 
 
 def test_transactions_fail_by_their_numbers_and_leave_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(Journal, "_transaction", Journal._transaction)
+    monkeypatch.setattr(Journal, "write", Journal.write)
     points._do_not_write([1])
     with closing(Journal(str(tmp_path / "journal.sqlite3"))) as journal:
         for fails in (False, True, False):
