@@ -281,6 +281,7 @@ def runs(tmp_path_factory):
     named_store(base / "named")
     commands["named"] = ["--bitstreams", str(base / "named")]
     commands["quiet"] = ["-q"]
+    commands["real-quiet"] = ["-q", *commands["real"][1:]]
     commands["refused-text"] = ["--pod", str(base / "unknown-bitstream.yaml")]
     commands["misspelt-quiet"] = ["-q", "--pod", str(base / "misspelt.yaml")]
     commands["refused-quiet"] = ["-q", "--pod", str(base / "unknown-bitstream.yaml")]
@@ -307,6 +308,7 @@ def runs(tmp_path_factory):
         "text",
         "named",
         "quiet",
+        "real-quiet",
         "misspelt-quiet",
         "refused-text",
         "refused-quiet",
@@ -449,6 +451,8 @@ def test_bitstreams_for_real_cards_are_recognised_and_fail_at_once(runs):
     assert run.code == 1
     assert "made for real cards" in run.err
     assert "where " + OWN_BLANK in run.error()["message"]
+    verdict = runs["real-quiet"].out
+    assert verdict.endswith("; simulated cards cannot run an image for real cards\n")
     assert run.events[-1]["t"] < 20
 
 
