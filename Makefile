@@ -16,7 +16,7 @@ help: ## this list
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 .PHONY: demo
-demo: ## a pod's FPGA is programmed, used, scrubbed and given back (DEMO_ARGS="--json")
+demo: ## a pod's FPGA is programmed, used, scrubbed and given back (DEMO_ARGS="-v --kubelet extended")
 	@bash .ci/setup runtime
 	@.venv/bin/fpga-plugin demo $(DEMO_ARGS)
 

@@ -4,7 +4,6 @@ For the daemon, and for commands that only look, which should not pay for import
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,11 +66,11 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
     families: list[Backend] = []
-    if settings.backend is not BackendKind.XRT:
+    if settings.backend in {BackendKind.AUTO, BackendKind.DFL}:
         from fpga_plugin.hardware.dfl.backend import DflBackend  # only where it is wanted
 
         families.append(DflBackend(kernel, rule=rule, slots=_slots(settings), owner=owner))
-    if settings.backend is not BackendKind.DFL:
+    if settings.backend in {BackendKind.AUTO, BackendKind.XRT}:
         from fpga_plugin.hardware.xrt.backend import XrtBackend  # the same
 
         families.append(XrtBackend(kernel, tenant_loads=settings.xrt_tenant_loads))
@@ -86,11 +85,6 @@ def _slots(settings: Settings) -> str:
 def exposure(settings: Settings) -> ExposurePolicy:
     """Who is given cards that expose memory, as the settings say."""
     return ExposurePolicy(settings.uncleared_memory, settings.untranslated_dma)
-
-
-def prefixes(settings: Settings) -> Mapping[str, str]:
-    """The domains of resources of those families of cards that have one of their own."""
-    return {"xrt": settings.xrt_resource_prefix}
 
 
 def names_interfaces(settings: Settings) -> bool:

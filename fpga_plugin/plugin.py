@@ -27,7 +27,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust, prefixes
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.cards.byhand import HandProgrammer
@@ -74,7 +74,7 @@ KEPT_LOOKS: Final = 3
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
-    """Is notified what the plugin does, and decides nothing by it. Must not raise."""
+    """Watches what the plugin does, and decides nothing. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
     """
     return Ledger(
         prefix=settings.resource_prefix,
-        prefixes=prefixes(settings),
+        prefixes=settings.prefixes,
         journal=journal,
         snapshot=journal.snapshot,
         boot_id=boot_id,
@@ -159,8 +159,8 @@ def open_node(
 ) -> Node:
     """The node that the settings describe.
 
-    `programming` is notified which regions have work in flight that the process's death would not
-    stop.
+    `programming` is called with the regions whose work in flight would outlast the process's
+    death.
     """
     podresources = None
     if settings.podresources_socket is not None:
@@ -273,7 +273,7 @@ class Plugin:
         node: what it stands on.
         ledger: who has what; open.
         link: to kubelet; not started.
-        observer: is notified of refusals, scrubs and preparations.
+        observer: sees refusals, scrubs and preparations.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What kubelet's calls are answered with, and whose they are, in the plugin's own values."""
+"""The answers to kubelet's calls, and the callers, in the plugin's own values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class AllocateAnswer:
 
     @classmethod
     def of(cls, resource: Resource, grants: Mapping[RegionId, Grant]) -> "AllocateAnswer":
-        """What a container gets that has these regions, as or in devices of this resource.
+        """The answer for a container that gets these regions, as or in devices of this resource.
 
         Regions are in order of (PCI address, port id), whatever order kubelet named them in.
         """
@@ -57,16 +57,16 @@ class AllocateAnswer:
 
 @dataclass(slots=True)
 class Caller:
-    """Whose container a PreStart is for: found out on the way, and logged with the call's answer.
+    """The container that a PreStart is for: found while the call runs, logged with its answer.
 
     Attributes:
-        identity: as far as it is known by now.
+        identity: what is known so far.
     """
 
     identity: Identity = field(default_factory=Identity)
 
     def known(self) -> Mapping[str, str]:
-        """What is known by now, as values of a log line."""
+        """What is known so far, as values of a log line."""
         values = {
             "pod": self.identity.pod or "",
             "namespace": self.identity.namespace,

@@ -1,4 +1,4 @@
-"""What kubelet does by the device plugin API: its instances, and allocations made and ended."""
+"""The ledger's steps for the device plugin API: kubelet instances, allocations and their ends."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 
 class DevicePluginSteps:
-    """The ledger's steps on the side of kubelet."""
+    """The ledger's steps for kubelet's calls of the device plugin API."""
 
     def __init__(self, state: State, obstacles: Obstacles, naming: Naming) -> None:
         self._state = state
@@ -32,10 +32,10 @@ class DevicePluginSteps:
         self._naming = naming
 
     def kubelet_found(self, instance: str) -> None:
-        """A kubelet instance was found, which may be another than before.
+        """A kubelet instance was found; it may be a new one.
 
         Between its start and our registration kubelet starts containers without PreStart, so every
-        allocation may have been used, and PostStops of before cannot be counted any more. Holds
+        allocation may have been used, and earlier PostStops cannot be counted any more. This holds
         even if it cannot be written.
         """
         state = self._state
@@ -70,9 +70,9 @@ class DevicePluginSteps:
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Allocation, ...]:
         """Grant devices: all of them, or none.
 
-        Of a device that is owned under the same resource: without a PreStart since the last
-        Allocate this is the same pod's next container, or the pod never started; with one it is an
-        implied release of exactly this device, and PreStart sorts out the rest.
+        A device may be owned under the same resource already. Without a PreStart since the last
+        Allocate, this is the same pod's next container, or the pod never started. With one, it
+        implies the release of exactly this device, and PreStart sorts out the rest.
 
         Raises:
             UnknownDeviceError: no such device.
@@ -87,9 +87,13 @@ class DevicePluginSteps:
         for device in devices:
             present = self._state.allocations.get(device)
             self._obstacles.check(device, Stops.ALLOCATE if present is None else Stops.REPEAT)
-            if present is not None and not present.prestart_seen and not present.missed_prestart:
-                granted.append(self._grant_again(step, present))
-                continue
+            if present is not None and not present.prestart_seen:
+                # Also where a PreStart may have been missed: if none was, and this is the same
+                # pod's next container, its first one has the nodes of before.
+                self._check_nodes(present)
+                if not present.missed_prestart:
+                    granted.append(self._grant_again(step, present))
+                    continue
             if present is not None:
                 self._check_name(device, resource)
                 step.release(present)
@@ -110,19 +114,22 @@ class DevicePluginSteps:
         self._state.ends["implied"] += implied
         return tuple(granted)
 
-    def _grant_again(self, step: Step, present: Allocation) -> Allocation:
-        """An unused allocation again: to the same pod, or to another after one that failed.
+    def _check_nodes(self, present: Allocation) -> None:
+        """Whether an allocation's nodes are still those of its regions.
 
         Raises:
-            RefusedError: its nodes are other devices' by now; the allocation is ended.
+            RefusedError: they are other devices' by now; the allocation is ended.
         """
         try:
             self._obstacles.check_grants(present)
         except RefusedError:
-            # Whoever was given the old nodes could never start, nor can whoever shares them;
-            # kept, the allocation would refuse every later pod too.
+            # A pod with the old nodes can never start, nor can one that shares them. If the
+            # allocation stayed, it would refuse every later pod too.
             self.release([present.device])
             raise
+
+    def _grant_again(self, step: Step, present: Allocation) -> Allocation:
+        """An unused allocation again: to the same pod, or to another after one that failed."""
         if present.pod is not None:  # whose it is now has to be learnt again
             users = self._state.tenancies.users(present)
             step.change.tenancies |= dict.fromkeys((one.key for one in users), None)
@@ -133,9 +140,9 @@ class DevicePluginSteps:
     def _check_name(self, device: DeviceId, resource: ResourceName) -> None:
         """Whether another pod may have a device under the name by which its owner has it.
 
-        Kubelet gave it from the list of before. Given again under it, allocation after allocation
-        would keep the former name, or a meaning that an alias has no more, for as long as pods ask
-        for it.
+        Kubelet chose it from an outdated list. If it were granted under that name again, allocation
+        after allocation would keep the former name, or an alias's former meaning, for as long as
+        pods ask for it.
 
         Raises:
             RefusedError: regions keep their functions since, or it is given out under another name.
@@ -163,14 +170,14 @@ class DevicePluginSteps:
         """Make the allocation that kubelet's records show and the ledger lacks (a lost journal).
 
         Args:
-            resource: under which kubelet has it.
-            device: which; its card need not be there.
-            pod: whose.
-            env: the variables that the pod was given, `FPGA_DEVICE_<REGION ID>` among them; where
-                kubelet kept none, its regions' present grants are taken for it.
+            resource: as kubelet's records name it.
+            device: its card may be gone.
+            pod: its owner.
+            env: the variables that the pod was given, `FPGA_DEVICE_<REGION ID>` among them. If
+                kubelet kept none, the regions' present grants stand in for them.
 
         Raises:
-            RefusedError: it conflicts with what the ledger knows, or nothing reports its nodes.
+            RefusedError: it conflicts with what the ledger knows, or its nodes are unknown.
         """
         if device in self._state.allocations:
             raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
@@ -194,20 +201,20 @@ class DevicePluginSteps:
         if resource not in self._state.resources:
             step.change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region in grants:
-            # PROGRAMMED without an owner: an operator did that, for himself.
+            # PROGRAMMED without an owner: an operator programmed it by hand.
             step.spoil(region, "a pod may have used it")
         step.commit()
         return allocation
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
-        """What kubelet's records show of these cards was adopted: all their owners are known."""
+        """Every owner of these cards that kubelet's records name is adopted."""
         known = self._state.unreconciled.intersection(cards)
         self._state.unreconciled -= known
         for card in known:
             self._state.notify(card)
 
     def keep_back(self, cards: Iterable[CardId]) -> None:
-        """Who has these cards is not known: kubelet's records name somebody who is no owner."""
+        """These cards' owners are unknown: kubelet's records name a pod that is no owner."""
         new = set(cards) - self._state.unreconciled
         self._state.unreconciled |= new
         for card in new:
@@ -222,14 +229,14 @@ class DevicePluginSteps:
     ) -> None:
         """Kubelet's records name the pod that owns these devices.
 
-        An allocation that is known to be another pod's is released and made again: kubelet gave the
-        device to somebody else without our hearing of it.
+        An allocation of another known pod is released and made again: kubelet gave the device to
+        this pod without a call that the plugin saw.
 
         Args:
-            devices: whose pod it is.
-            pod: which.
-            env: as of `adopt`, where the pod is another one; empty: it has the nodes of before.
-            cgroups: those of the pod, while a container of it is about to start.
+            devices: whose owner the pod is.
+            pod: the owner.
+            env: as for `adopt`, if the pod is another one; empty: the nodes stay the same.
+            cgroups: the pod's, while one of its containers is about to start.
         """
         step = Step(self._state)
         implied = 0
@@ -257,7 +264,7 @@ class DevicePluginSteps:
     def _bind(
         self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]
     ) -> None:
-        """The pod of an allocation is this one, and runs in these cgroups."""
+        """Record an allocation's pod and its cgroups."""
         tenancies = self._state.tenancies
         if allocation.pod is None:
             change.allocations[allocation.device] = replace(allocation, pod=pod)
@@ -273,10 +280,10 @@ class DevicePluginSteps:
                 change.tenancies |= {one.key: None, key: now}
 
     def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
-        """Count a PreStart, before anything is known of its outcome.
+        """Count a PreStart, before its outcome is known.
 
         Raises:
-            JournalError: it cannot be written, and counts all the same: its PostStop will come.
+            JournalError: it cannot be written. It counts all the same: its PostStop will come.
         """
         change = Change()
         for device in devices:
@@ -284,8 +291,8 @@ class DevicePluginSteps:
             allocation = self._state.allocations.get(device)
             if allocation is None:
                 continue
-            # Of starts that failed while the plugin was away the PostStops may still come. Before
-            # this one nothing ran but what ran then, so the counts present.
+            # PostStops of starts that failed while the plugin was away may still come. Nothing
+            # new ran before this PreStart, so the present counts hold.
             instance = "" if device in self._state.inherited else allocation.instance
             change.allocations[device] = replace(
                 allocation,
@@ -298,9 +305,9 @@ class DevicePluginSteps:
     def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         """Count a PostStop; returns the devices for which they balance the PreStarts.
 
-        Where one was started, their regions are DIRTY then, whatever it was given. A
-        PostStop may come long after its allocation ended, and carries nothing but device ids: those
-        that are still to come of earlier allocations are counted first.
+        If a container had started, the devices' regions become DIRTY. A PostStop may come long
+        after its allocation ended, and carries only device ids. So pending PostStops of earlier
+        allocations are counted first.
         """
         step = Step(self._state)
         balanced = []
@@ -337,7 +344,7 @@ class DevicePluginSteps:
     def started(self, allocations: Iterable[Allocation], debug: DebugHold | None = None) -> None:
         """A PreStart succeeded and is about to be answered.
 
-        `debug`: what its pod asks for should the container fail; of any region.
+        `debug`: the debug hold that its pod asks for should the container fail; of any region.
         """
         step = Step(self._state)
         for allocation in allocations:
@@ -352,7 +359,7 @@ class DevicePluginSteps:
         step.commit()
 
     def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
-        """End the allocations on these devices; unknown and unowned ones are passed over.
+        """End the allocations on these devices; unknown and unowned devices are skipped.
 
         Returns those that were owned.
         """
@@ -361,7 +368,7 @@ class DevicePluginSteps:
         for text in devices:
             allocation = self._state.allocations.get(DeviceId(text))
             if allocation is not None and self._state.claim_owner_of(allocation.device) is not None:
-                continue  # no call of the device plugin API is about it
+                continue  # DRA's: no call of the device plugin API concerns it
             if allocation is not None and allocation.device not in step.change.allocations:
                 step.release(allocation)
                 released.append(allocation.device)
@@ -371,7 +378,7 @@ class DevicePluginSteps:
         return tuple(released)
 
     def end_tenancies(self, tenancies: Iterable[Tenancy]) -> None:
-        """The processes of these are gone: nobody opens a region by their nodes."""
+        """The processes of these tenancies are gone: none opens a region by their nodes."""
         step = Step(self._state)
         present = (self._state.tenancies.get(one.key) for one in tenancies)
         step.end([one for one in present if one is not None and one.left])

@@ -1,4 +1,4 @@
-"""What kubelet is sent of a device."""
+"""What the plugin sends kubelet about a device."""
 
 from dataclasses import dataclass
 

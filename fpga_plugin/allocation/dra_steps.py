@@ -1,8 +1,8 @@
 """ResourceClaims that have devices (DRA).
 
-The owner of a device is then a ResourceClaim, by its uid, and the pods that use it. What the ledger
-keeps for each device is the same as with the device plugin API (`Allocation`). A owner says besides
-whose these claims are. The two change in one transaction.
+A device's owner is then a ResourceClaim, by its uid, together with the pods that use it. The ledger
+keeps an `Allocation` for each device, as with the device plugin API, and a `ClaimOwner` for each
+claim. The two change in one transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -29,10 +29,10 @@ from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 
 class DeviceOwnedError(NotFinishedError):
-    """Another claim still has a device; its end is waited for.
+    """Another claim still has a device; the caller waits for its end.
 
     Attributes:
-        owner: which claim; None: it is none of DRA's.
+        owner: the other claim; None: the device plugin API allocated it.
     """
 
     def __init__(self, message: str, *, owner: ClaimUid | None = None, hint: str = "") -> None:
@@ -41,7 +41,7 @@ class DeviceOwnedError(NotFinishedError):
 
 
 class DraSteps:
-    """The ledger's steps on the side of DRA."""
+    """The ledger's steps for ResourceClaims."""
 
     def __init__(self, state: State, obstacles: Obstacles, naming: Naming, *, boot_id: str) -> None:
         self._state = state
@@ -50,13 +50,13 @@ class DraSteps:
         self._boot_id = boot_id
 
     def is_prepared(self, owner: ClaimOwner) -> bool:
-        """Whether its devices were brought into the state that it asks for, in this boot."""
+        """Whether its devices were prepared as it asks, in this boot."""
         return not owner.ended and bool(owner.boot) and owner.boot == self._boot_id
 
     def grant_error(self, owner: ClaimOwner) -> str:
-        """Why its nodes do not lead to its regions, and nobody else to these; empty: they do.
+        """Why its nodes do not lead to its regions, and to its regions alone; empty: they do.
 
-        Invariant 10, of all devices that a claim has.
+        Invariant 10, for all devices of a claim.
         """
         for device in owner.devices:
             if (allocation := self._state.allocations.get(device)) is None:
@@ -68,9 +68,9 @@ class DraSteps:
         return ""
 
     def preparation_error(self, owner: ClaimOwner) -> str:
-        """Why what was prepared for a claim is not there any more; empty: it is, and for it alone.
+        """Why a claim's preparation no longer holds; empty: it holds, and for this claim alone.
 
-        That the hardware fails does not count: that may pass.
+        Failing hardware does not count: it may recover.
         """
         if not self.is_prepared(owner):
             return "it is not prepared"
@@ -84,11 +84,11 @@ class DraSteps:
         return self.grant_error(owner)
 
     def take(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
-        """Give a claim its devices, all of them or none, before anything is done to them.
+        """Give a claim its devices, all of them or none, before any work on them.
 
-        `pods`: that use it, besides those that are known.
+        `pods`: use the claim too, besides those already known.
 
-        What the claim has of an earlier preparation ends with it.
+        Allocations of an earlier preparation of the claim end.
 
         Raises:
             UnknownDeviceError: no such device.
@@ -105,7 +105,7 @@ class DraSteps:
         )
         allocations: list[Allocation] = []
         for device in owner.devices:
-            # Not what it was given under before: its card may have another interface id by now.
+            # Not the earlier resource: its card may have another interface id by now.
             resource = self._naming.present_resource(device)
             if resource is None:
                 raise unknown_device(device)
@@ -115,24 +115,23 @@ class DraSteps:
             if present is not None:
                 step.release(present)
             allocations.append(self._grant(step, device, resource, users))
-        if before is not None:  # it had others before: kubelet was notified of another allocation
+        if before is not None:  # it had others before: kubelet named another allocation
             self._leave(step, before, owner.devices)
         step.commit()
         return tuple(allocations)
 
     def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
-        """What a claim in force has besides the `devices` that it is allocated now."""
+        """The devices that a claim in force has beyond those that it is allocated now."""
         owner = self._state.claim_owners.get(uid)
         if owner is None or owner.ended:
             return ()
         return tuple(device for device in owner.devices if device not in devices)
 
     def leave(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[CardId, ...]:
-        """A claim lets go of all but these devices: the others may be somebody else's by now.
+        """Release all devices of a claim but these: the others may be allocated elsewhere by now.
 
-        Whether it ever gets those that it is allocated is another matter. Of a claim that has
-        nothing left no row is kept. Returns the cards of what it left, which is scrubbed in the
-        background.
+        The claim need not have these devices yet. A claim without any device loses its row. Returns
+        the cards of the released devices, which are scrubbed in the background.
         """
         if not (left := self.left_behind(uid, devices)):
             return ()
@@ -178,7 +177,7 @@ class DraSteps:
                 continue  # a neighbour
             other = self._state.claim_owner_of(allocation.device)
             if other is not None and other.uid == owner.uid:
-                continue  # what it has from before, which ends with this
+                continue  # its own earlier allocation, which ends with this
             who = "a pod of the device plugin" if other is None else f"claim {other.uid}"
             raise DeviceOwnedError(
                 f"{allocation.device} is still held by {who}",
@@ -193,7 +192,7 @@ class DraSteps:
             )
 
     def prepared(self, uid: ClaimUid, what: Mapping[RegionId, Prepared]) -> None:
-        """What a claim asks for is done and verified; kubelet is about to be told."""
+        """A claim is prepared and verified; the answer to kubelet follows."""
         owner = self._state.claim_owners[uid]
         now = replace(owner, boot=self._boot_id, prepared=what)
         step = Step(self._state, Change(claim_owners={uid: now}))
@@ -205,15 +204,15 @@ class DraSteps:
         step.commit()
 
     def unprepared(self, uid: ClaimUid) -> None:
-        """What was prepared for a claim is no longer what it asks for."""
+        """A claim's preparation no longer matches what it asks for."""
         self._state.commit(
             Change(claim_owners={uid: replace(self._state.claim_owners[uid], boot="")})
         )
 
     def adopt_claim(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
-        """Make the owner that kubelet's record shows and the journal lacks: pods may run with it.
+        """Adopt a claim that kubelet's record shows and the journal lacks: pods may run with it.
 
-        Of one that the journal has, the devices whose claims it lost; the others stay as they are.
+        If the journal has the claim but lost some of its devices, only those are adopted.
 
         Raises:
             FpgaPluginError: it conflicts with what the ledger knows.
@@ -240,14 +239,15 @@ class DraSteps:
         return tuple(allocations)
 
     def claims_read(self) -> None:
-        """Kubelet's record of claims was read: none has a device that the ledger lacks."""
+        """Kubelet's record of claims was read: the ledger now has every claimed device."""
         if self._state.resource_claims_unknown:
             self._state.commit(Change(facts={Fact.RESOURCE_CLAIMS: ""}))
 
     def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
-        """These pods use a claim, besides those that are known.
+        """Add pods that use a claim, besides those already known.
 
-        No container of theirs starts with what is not prepared; of an adopted one nobody knows.
+        Their containers start only with a prepared claim. Whether an adopted claim was prepared is
+        unknown.
         """
         step = Step(self._state)
         for allocation in self._allocations_of(uid):
@@ -255,13 +255,13 @@ class DraSteps:
             there = {one.pod for one in users if not one.left}
             used = allocation.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
             step.begin(allocation, [pod for pod in pods if pod not in there], used=used)
-            # Whoever comes again had it before, prepared or not.
+            # A pod that returns had it before, prepared or not.
             again = (step.change.tenancies.get(one.key) for one in users if one.used)
             step.use([one for one in again if one is not None])
         step.commit()
 
     def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
-        """Kubelet's record names no pods of a claim but these: the others are done with it."""
+        """Keep only these pods of a claim: kubelet's record names no others."""
         self._state.commit(
             Change(
                 tenancies={
@@ -273,7 +273,7 @@ class DraSteps:
         )
 
     def tenancies_of_claim(self, uid: ClaimUid) -> list[Tenancy]:
-        """Of the pods that use a claim, or did by its present allocation."""
+        """Tenancies of the pods that use a claim, or used its present allocation."""
         return [
             one
             for allocation in self._allocations_of(uid)
@@ -281,7 +281,7 @@ class DraSteps:
         ]
 
     def _allocations_of(self, uid: ClaimUid) -> list[Allocation]:
-        """The devices that a claim in force has."""
+        """The allocations of a claim in force."""
         owner = self._state.claim_owners.get(uid)
         if owner is None or owner.ended:
             return []
@@ -292,9 +292,9 @@ class DraSteps:
         ]
 
     def end_claim(self, uid: ClaimUid) -> tuple[CardId, ...]:
-        """The end of a claim; what it had is scrubbed in the background.
+        """End a claim; its regions are scrubbed in the background.
 
-        The owner stays, as ended, until that is done (`forget_claim`). Returns the cards.
+        The owner's row stays, as ended, until they are (`forget_claim`). Returns the cards.
         """
         owner = self._state.claim_owners.get(uid)
         if owner is None or owner.ended:
@@ -306,13 +306,13 @@ class DraSteps:
         return tuple(dict.fromkeys(map(card_of, owner.devices)))
 
     def forget_claim(self, uid: ClaimUid) -> None:
-        """What an ended claim had is clean, or kept back for good."""
+        """Remove an ended claim: its devices are clean, or kept back for good."""
         if uid in self._state.claim_owners and self._state.claim_owners[uid].ended:
             self._state.commit(Change(claim_owners={uid: None}))
 
 
 def unknown_device(device: DeviceId) -> UnknownDeviceError:
-    """What a claim hears of a device that is not there."""
+    """The error for a claim whose device does not exist."""
     return UnknownDeviceError(
         f"this node has no device {device}",
         hint="its card was removed after the claim was allocated: delete the pod",

@@ -1,7 +1,7 @@
-"""What a card exposes whatever is done between two pods, and who is given it nevertheless.
+"""What a card exposes in spite of a scrub, and whether the operator gives it out nevertheless.
 
 A scrub cannot clear memory that has no knob, and nothing but an IOMMU keeps an accelerator from the
-host's memory. The operator says who may have such a card; whoever has a device of it keeps it.
+host's memory. The operator says whether such a card is given out. Present owners keep theirs.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ExposurePolicy:
     untranslated_dma: Exposure = Exposure.ALLOW
 
     def refusal(self, card: Card, *, whole: bool) -> str:
-        """Why nobody new is given the card as a whole, or a region of it; empty: they are."""
+        """Why no new owner gets the card as a whole, or a region of it; empty: one may."""
         reasons = []
         if card.never_cleared and _refuses(self.uncleared_memory, whole=whole):
             setting = f"FPGA_PLUGIN_UNCLEARED_MEMORY={self.uncleared_memory.value}"
@@ -38,7 +38,7 @@ class ExposurePolicy:
         return ", and ".join(reasons)
 
     def note(self, card: Card) -> str:
-        """What is refused of a card, and why; empty: nothing is."""
+        """What the policy refuses of a card, and why; empty: nothing."""
         if why := self.refusal(card, whole=True):
             return f"given to nobody: {why}"
         if why := self.refusal(card, whole=False):
@@ -51,7 +51,7 @@ def _refuses(exposure: Exposure, *, whole: bool) -> bool:
 
 
 def memory_state(card: Card, *, pending: bool) -> str:
-    """How it stands with what earlier tenants left in a card's memory."""
+    """Whether a card's memory may still hold what earlier tenants left."""
     if card.never_cleared:
         return NEVER_CLEARED
     return "not cleared yet" if pending else "cleared"

@@ -1,4 +1,4 @@
-"""What hardware does to the ledger: cards that come, go, fail, recover and change."""
+"""The ledger's steps for hardware: cards that come, go, fail, recover and change."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,12 +17,10 @@ _UNREAD = "what is on it could not be read"
 
 
 class HardwareSteps:
-    """The ledger's steps on the side of hardware.
+    """The ledger's steps for hardware.
 
     Args:
-        state: of the ledger.
-        naming: of its devices.
-        owners_known: kubelet's records name no owner that the journal lacks.
+        owners_known: the journal has every owner that kubelet's records name.
     """
 
     def __init__(self, state: State, naming: Naming, *, owners_known: bool) -> None:
@@ -37,16 +35,16 @@ class HardwareSteps:
         observed: Mapping[RegionId, AfuId | None],
         blank: AfuId | None,
     ) -> frozenset[RegionId]:
-        """A card is there, or changed; returns the regions that are others than before.
+        """Record a card that appeared or changed; returns its regions that are new ones.
 
         Args:
             card: as it is now.
             observed: AFU id of each region; None where it could not be read (poisoned).
             blank: AFU id of the blank bitstream for its interface id, None without one.
 
-        A region that went is another one when it is back, even where nobody saw it go: its
-        instance reports. What was journalled holds where the hardware agrees; everything else is
-        DIRTY.
+        A region that went and came back is a new one; its instance shows it, even if the plugin
+        missed its absence. A journalled condition holds if the hardware agrees; every other region
+        is DIRTY.
         """
         step = Step(self._state)
         change = step.change
@@ -98,12 +96,12 @@ class HardwareSteps:
         return went & present.keys()
 
     def numbered(self, numbers: Mapping[RegionId, Mapping[Path, DeviceNumber]]) -> None:
-        """Device numbers that the nodes of present regions have now.
+        """Record the device numbers that the nodes of present regions have now.
 
-        Whoever has a node, and may yet start a container with it, has its number too from now on.
+        A pod that has a node, and may yet start a container with it, has its number too.
 
         Raises:
-            JournalError: that is not written.
+            JournalError: they could not be written.
         """
         state, change = self._state, Change()
         changed: set[CardId] = set()
@@ -124,7 +122,7 @@ class HardwareSteps:
                 state.notify(card_id)
 
     def _note_numbers(self, change: Change, card: Card) -> None:
-        """Of one whose numbers nobody noted, these are the best guess: it may be an older row."""
+        """Fill in numbers that an older journal lacks: the present ones are the best guess."""
         for node, number in (each for r in card.regions for each in r.numbers.items()):
             for one in self._state.tenancies.by(node):
                 known = (change.tenancies.get(one.key) or one).numbers or ()
@@ -133,14 +131,14 @@ class HardwareSteps:
                     change.tenancies[one.key] = replace(one, numbers=now)
 
     def _see(self, change: Change, observed: Mapping[RegionId, AfuId | None]) -> None:
-        """What is on the regions of a card that is there."""
+        """Record what is on the regions of a present card."""
         for region, afu_id in observed.items():
             if afu_id is not None:
                 self._state.functions[region] = afu_id
                 self._naming.name_function(change, region, afu_id)
 
     def _new_to_journal(self, change: Change, card: Card) -> None:
-        """Whose owners kubelet's records tell, and whose memory nobody has cleared."""
+        """A card new to the journal: kubelet's records know its owners; its memory is uncleared."""
         known = self._state.regions if self._owners_known else self._seen
         if any(region.id not in known for region in card.regions):
             self._state.unreconciled.add(card.id)
@@ -175,7 +173,7 @@ class HardwareSteps:
                 return replace(dirty, reason="its AFU id differs from the journal's")
 
     def card_gone(self, card: CardId) -> None:
-        """A card is no longer there. Allocations on it stay until kubelet ends them."""
+        """Record that a card is gone. Allocations on it stay until kubelet ends them."""
         gone = self._state.cards.get(card)
         if gone is None:
             return
@@ -199,7 +197,7 @@ class HardwareSteps:
             step.mark([region], Condition.DIRTY, "the hardware went")
 
     def set_failing(self, card: CardId, failing: Mapping[RegionId, Fault]) -> None:
-        """What the card's health signals say; a region that recovers is DIRTY unless owned."""
+        """Record the card's health signals; a region that recovers is DIRTY unless owned."""
         present = self._state.cards.get(card)
         if present is None:
             return
@@ -232,10 +230,10 @@ class HardwareSteps:
                 self._state.notify(card)
 
     def as_left(self, region: RegionId, observed: AfuId | None) -> bool:
-        """Whether a region still reads as the plugin left it, as far as that can be told.
+        """Whether a region still reads as the plugin left it.
 
-        None of an owned region says nothing: its health signals tell why it cannot be read, and it
-        is read again before a container gets it.
+        An owned region that cannot be read (None) passes: its health signals say why, and it is
+        read again before a container gets it.
         """
         record, allocation = self._state.record(region), self._state.region_allocation(region)
         if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
@@ -247,10 +245,10 @@ class HardwareSteps:
     def verify(
         self, card: CardId, observed: Mapping[RegionId, AfuId | None]
     ) -> dict[RegionId, RegionRecord]:
-        """A region that no longer reads as it was left is DIRTY; returns these as they were.
+        """Mark regions DIRTY that no longer read as they were left; returns their former records.
 
-        Somebody else may program a card, whoever has it. To say it of an owned region takes nothing
-        from its owner: it stays on the list, and is scrubbed before its next container starts.
+        Another program may have changed the card, owned or not. An owned region's owner loses
+        nothing: it stays on the list, and is scrubbed before its next container starts.
         """
         change = Change()
         found: dict[RegionId, RegionRecord] = {}
@@ -269,14 +267,14 @@ class HardwareSteps:
         return found
 
     def set_drained(self, card: CardId, *, drained: bool) -> None:
-        """Whether the operator takes a card out of service: nobody new gets it or its regions.
+        """Take a card out of service, or put it back: a drained card gets no new owner.
 
-        Holds over restarts, and for a card that is not there, too. What an operator programmed is
-        DIRTY when its card is in service again.
+        It holds over restarts, and for an absent card too. What an operator programmed is DIRTY
+        when its card is in service again.
 
         Raises:
-            JournalError: it cannot be written. The card is out of service all the same, until the
-                plugin's end at least; it is not back in service.
+            JournalError: it cannot be written. A drain holds all the same, at least until the
+                plugin ends; a card does not return to service.
         """
         change = Change()
         if (card in self._state.drained) != drained:
@@ -294,24 +292,24 @@ class HardwareSteps:
         self._state.commit(change)
 
     def set_rebinding(self, card: CardId, *, rebinding: bool) -> None:
-        """Whether a card's driver is being taken off and put on again: it is Unhealthy meanwhile.
+        """Record that a card's driver is being rebound, or no longer: it is Unhealthy meanwhile.
 
-        A plugin that dies in between finds here which card has no driver because of it.
+        If the plugin dies in between, its next start finds the card without a driver here.
         """
         if (card in self._state.rebinding) != rebinding:
             self._state.commit(Change(rebinding={card: rebinding}))
 
     def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
-        """Cards that another plugin's pods still hold, with the reason to show."""
+        """Record cards that another plugin's pods still hold, with the reason to show."""
         before, self._state.foreign = self._state.foreign, dict(foreign)
         for card in before.keys() ^ self._state.foreign.keys():
             self._state.notify(card)
 
 
 def _is_another(card: Card, before: Region, now: Region | None) -> bool:
-    """Whether a region went, if only to come back.
+    """Whether a region went, even if it came back.
 
-    The node of a card that is reset as a whole may come back under another number: the region is
-    the same one, and who was given the former node is not started on it (invariant 10).
+    When a card is reset as a whole, its node may come back under another number. The region is the
+    same one, and no container with the former node starts on it (invariant 10).
     """
     return now is None or now.handle != before.handle or (now != before and not card.resets)

@@ -1,4 +1,4 @@
-"""A lease on allocations: whether they are still those that somebody began to work for."""
+"""A lease on allocations: tells later whether they are still those that work began for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from fpga_plugin.ids import DeviceId
 
 
 def allocation_ended(*devices: DeviceId) -> RefusedError:
-    """The refusal of a container whose devices are no longer its pod's."""
+    """The error for a container whose pod no longer has its devices."""
     return RefusedError(
         f"the allocation of {', '.join(devices)} ended before its container started",
         hint=DELETE_THE_POD,
@@ -19,15 +19,14 @@ def allocation_ended(*devices: DeviceId) -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Allocations as they were when it was taken.
+    """Allocations as they were when the lease was made.
 
-    Two leases are equal if they are on the same allocations.
-    A device that changes hands gets an allocation of another generation, whoever has it then; what
-    else changes about an allocation (its pod is learnt, it is used) leaves the lease as it is.
+    Two leases are equal if they are on the same allocations. A device that changes hands gets an
+    allocation with another number. Other changes of an allocation (its pod becomes known, it is
+    used) do not affect the lease.
 
     Attributes:
         numbers: of each allocation.
-        allocations: as they were.
     """
 
     numbers: frozenset[tuple[DeviceId, int]]
@@ -36,19 +35,19 @@ class Lease:
 
     @property
     def devices(self) -> tuple[DeviceId, ...]:
-        """Whose allocations they are, in the order of the question."""
+        """The devices of the allocations, in the order given to `State.lease`."""
         return tuple(allocation.device for allocation in self.allocations)
 
     @property
     def holds(self) -> bool:
-        """Whether none of the allocations ended."""
+        """Whether all the allocations are still in force."""
         return not any(map(self._ended, self.allocations))
 
     def check(self) -> None:
-        """Refuse to go on for an owner that is no longer one.
+        """Refuse to go on once an allocation ended.
 
         Raises:
-            RefusedError: an allocation ended, whoever has its device now.
+            RefusedError: an allocation ended, even if its pod has the device again.
         """
         for allocation in filter(self._ended, self.allocations):
             raise allocation_ended(allocation.device)

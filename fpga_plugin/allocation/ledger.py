@@ -1,16 +1,16 @@
 """The ledger: who has what, and what is on it. Pure state, no I/O but the journal's.
 
-Every method is one step: it checks, and makes one change. What of it takes trust away holds at
-once, what gives trust once it is written (`trust`): memory is never less strict than what a restart
-would read. All methods belong to the event loop and take microseconds.
+Every method is one step: it checks, and makes one change. A change that takes trust away holds at
+once; one that gives trust holds once it is written (`trust`). So memory is never less strict than
+what a restart would read. All methods belong to the event loop and take microseconds.
 
-An allocation is kept per device id. Ownership of a region follows from the allocations on it and on
-its card; condition is a fact of its own (docs/architecture.md, "Two facts for each region").
+The ledger keeps an allocation for each device id. A region's ownership follows from the allocations
+on it and on its card; its condition is a separate fact (docs/architecture.md, "Two facts for each
+region").
 
-`Ledger` is the state (`State`: the facts, and what can be asked of them) with its parts. Four parts
-make steps, each for one side: kubelet by the device plugin API (`device_plugin`), ResourceClaims
-(`dra`), work on regions (`work`), and hardware (`hardware`). `obstacles` says what
-stands against a device, and `naming` what devices are called.
+`Ledger` is the `State` with its parts. Four parts make steps: for the device plugin API
+(`device_plugin`), for ResourceClaims (`dra`), for work on regions (`work`) and for hardware
+(`hardware`). `obstacles` gives every reason against a device, and `naming` the resources' names.
 """
 
 from collections.abc import Mapping
@@ -55,22 +55,21 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Ledger(State):
-    """See the module.
+    """The state with its parts, as the journal had it at the start.
 
     Args:
         prefix: of resources.
-        prefixes: of those families of cards that have another one.
-        journal: keeps every change.
-        snapshot: what the journal knew.
+        prefixes: for families of cards that have their own.
+        snapshot: what the journal held at the start.
         boot_id: of the node, now.
         scrub: whether a region may be given out without a blank bitstream.
-        exposure: which cards the operator gives to nobody new.
+        exposure: which exposed cards the operator gives out.
         functions: regions are handed over with the preprogrammed functions that are on them.
         aliases: resources may be called by aliases of interface ids.
-        dra: ResourceClaims are served (DRA); else pods by the device plugin API.
+        dra: DRA serves; else the device plugin API does.
         resource_claims_unknown: why ResourceClaims may have devices that the journal lacks.
-        owners_known: this very journal served this API last: kubelet's records name no owner that
-            it lacks.
+        owners_known: this very journal served this API last, so it has every owner that kubelet's
+            records name.
     """
 
     def __init__(
@@ -89,15 +88,15 @@ class Ledger(State):
         owners_known: bool = False,
         prefixes: Mapping[str, str] = _NONE,
     ) -> None:
-        """Take up what the journal knew.
+        """Start from what the journal held.
 
-        A region that was left unblanked is DIRTY where `scrub` now requires a blank, unless regions
-        are served by their preprogrammed `functions`. What resources were called by `aliases` holds
-        where they are wanted, until the store's manifest says otherwise.
+        A region that was left unblanked is DIRTY if `scrub` now requires a blank, unless regions
+        are served by their preprogrammed `functions`. If `aliases` are wanted, resources keep their
+        journalled names until the store's manifest says otherwise.
 
-        In another boot nothing that it says about conditions holds, and no container of before
-        runs: allocations stay (kubelet re-admits its pods with the devices of its checkpoint, and
-        without an Allocate), but count as not started.
+        In another boot the journalled conditions do not hold, and no earlier container runs.
+        Allocations stay, but count as not started: kubelet re-admits its pods with the devices of
+        its checkpoint, without an Allocate.
         """
         super().__init__(journal)
         self.boot_id = boot_id
@@ -119,19 +118,19 @@ class Ledger(State):
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
         if resource_claims_unknown and not self.resource_claims_unknown:
             self.commit(Change(facts={Fact.RESOURCE_CLAIMS: resource_claims_unknown}))
-        # Else kubelet's records may name owners that it lacks: nothing is given out before they
-        # were read.
+        # Else kubelet's records may name owners that the journal lacks: nothing is given out
+        # before they are read.
         owners_known = owners_known and not self.resource_claims_unknown
         if not owners_known:
             self.unreconciled |= {card_of(each) for each in (*self.regions, *self.allocations)}
         self.hardware = HardwareSteps(self, self.naming, owners_known=owners_known)
 
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
-        """What holds of it no more in this boot, and by these settings."""
+        """Correct what no longer holds in this boot or with these settings."""
         same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id
         change = Change(facts={} if same_boot else {Fact.BOOT: self.boot_id})
         for allocation in self.allocations.values():
-            # What a ResourceClaim has nobody uses before it is prepared in this boot.
+            # No container uses a ResourceClaim's devices before it is prepared in this boot.
             by_claim = self.claim_owner_of(allocation.device) is not None
             taken = _allocation_at_start(
                 allocation, same_boot=same_boot, missed_prestart=not by_claim
@@ -154,7 +153,7 @@ class Ledger(State):
         self.commit(change)
 
     def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
-        """In another boot no process of before runs; what is still allocated may be used unseen."""
+        """In another boot no earlier process runs; a device still allocated may be used unseen."""
         if same_boot:
             return tenancy
         if (allocation := self.allocation_of(tenancy.key)) is None:
@@ -165,7 +164,7 @@ class Ledger(State):
     def _records_at_start(
         self, *, unblanked: bool, same_boot: bool
     ) -> dict[RegionId, RegionRecord]:
-        """Those that do not hold as they were written."""
+        """The records that do not hold as they were written."""
         return {
             record.region: taken_up
             for record in self.regions.values()
@@ -174,7 +173,7 @@ class Ledger(State):
         }
 
     def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, DebugHold | None]:
-        """In another boot nothing is as its container left it; and an owner has his region."""
+        """Holds that end: in another boot no region is as left; an owner ends its region's hold."""
         return {
             region: None
             for region, debug in self.debug_holds.items()

@@ -7,13 +7,13 @@ from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Link(Protocol):
-    """Brings the device lists to kubelet. May be asked before it begins.
+    """Sends the device lists to kubelet. Its methods may be called before it starts.
 
     `deviceplugin.link.KubeletLink` is one.
     """
 
     def sent(self) -> Mapping[ResourceName, frozenset[str]]:
-        """The healthy devices of each list that kubelet holds a stream for and has been sent."""
+        """The healthy devices of each list as sent on a stream that kubelet still holds."""
 
     def resend(self) -> None:
         """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""
@@ -22,4 +22,4 @@ class Link(Protocol):
         """Register a resource again, on another socket."""
 
     async def announced(self) -> None:
-        """Wait until kubelet was sent every list as it is now, if not for long."""
+        """Wait, for a bounded time, until every present list has been sent to kubelet."""

@@ -1,8 +1,8 @@
 """What is advertised, derived from the ledger by the table in docs/architecture.md.
 
-Lists of a thousand devices are asked for after every small change, so each card's share is kept and
-only what changed is derived again. A list that is the same is the same object: most changes of the
-ledger change no list, and telling that must not take a comparison of a thousand devices.
+Every small change asks for lists of a thousand devices. So each card's share is kept, and only a
+changed share is derived again. An unchanged list stays the same object: most changes of the ledger
+change no list, and noticing that must not need a comparison of a thousand devices.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class DeviceLists:
             Advertise.AF: frozenset({ResourceKind.AF}),
         }[advertise]
         self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
-        # Resources that had an allocation in this life.
+        # Resources that had an allocation in this run.
         self._owned: set[ResourceName] = {c.resource for c in ledger.allocations.values()}
         self._registered: tuple[ResourceName, ...] = ()
         self._counted = (0, 0, 0)
@@ -51,14 +51,14 @@ class DeviceLists:
             )
 
     def resources(self) -> tuple[ResourceName, ...]:
-        """Resources to register: what was ever registered, less what never may be.
+        """The resources to register.
 
-        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, of another prefix, or by
-        another name than its interface id has now (`ledger.aliases`), is registered only where
-        there is, or in this life was, an allocation of it, so that its pods are re-admitted, or
-        where it was registered in this life.
+        A resource may be of a kind that FPGA_PLUGIN_ADVERTISE leaves out, have another prefix, or
+        another name than its interface id has now (`ledger.aliases`). Such a resource is registered
+        only if it has, or had in this run, an allocation, so that kubelet re-admits its pods, or if
+        it was registered in this run.
 
-        Derives no list: this is asked for while kubelet waits for its Allocate.
+        Derives no list: kubelet waits for its Allocate meanwhile.
         """
         ledger = self._ledger
         counted = (len(ledger.resources), len(self._owned), ledger.renamed)  # all only grow
@@ -131,7 +131,7 @@ class DeviceLists:
         }
 
     def _free(self, card: Card) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
-        """What of a card nobody has, and anybody may ask for."""
+        """A card's devices without an owner, by the resource under which pods may ask for them."""
         ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
         free = [region for region in card.regions if DeviceId(region.id) not in ledger.allocations]
         if ResourceKind.AF in self._kinds:

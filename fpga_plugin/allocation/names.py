@@ -27,7 +27,7 @@ from fpga_plugin.kubernetes.names import ResourceName
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
 NOT_READ = "kubelet's records were not read since it was found"
-"""Why it is not known who has a card."""
+"""Why a card's owners are unknown."""
 
 LEAVE_DRA = (
     "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the allocation's pods are gone"
@@ -95,7 +95,7 @@ def is_function(resource: ResourceName) -> bool:
 
 
 def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
-    """Whether a resource is of cards where the device is a card, of regions where it is a region.
+    """Whether resource and device are of the same kind: both cards, or both regions.
 
     The interface id is not compared: a card may have got another static part since.
     """
@@ -104,7 +104,7 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
 
 
 def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:
-    """A device's regions with what a pod was given of each, as far as `FPGA_DEVICE_` reports."""
+    """What a pod was given of each of a device's regions, by its `FPGA_DEVICE_` variables."""
     if not is_card(device):
         nodes = env.get(device_variable(RegionId(device)))
         return {} if nodes is None else {RegionId(device): Grant.parse(nodes)}

@@ -1,15 +1,14 @@
-"""Which resource a device is known as, and which function a region may be handed over with.
+"""A device's resource, and the function that a region may be handed over with.
 
-Resources may be called by what people call their interface id: `region-<alias>` in place of
+A resource's name may use the alias of its interface id: `region-<alias>` in place of
 `region-<id>`. The store's manifest gives the aliases, the operator says whether resources have them
 (FPGA_PLUGIN_INTERFACE_ALIASES). Free devices are listed under one name at a time, the alias where
 there is one. An allocation keeps the name under which it was granted, and so its place on that
 list, for kubelet admits its pod again by it.
 
-What an alias stands for is in the journal: an allocation's resource has to mean the same interface
-id for as long as the allocation lives, whatever the manifest says by then, and while the store does
-not answer. So an alias that some pod has for one interface id is given to another only after that
-pod.
+The journal holds what an alias stands for: an allocation's resource has to mean the same interface
+id for as long as the allocation lives, even if the manifest changes or the store does not answer.
+So an alias that a pod has for one interface id is given to another only after that pod.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,12 +43,11 @@ from fpga_plugin.kubernetes.names import ResourceName
 
 
 class Naming:
-    """See the module.
+    """The names of resources, and what they mean.
 
     Args:
-        state: of the ledger.
         prefix: of resources.
-        prefixes: of those families of cards that have another one.
+        prefixes: for families of cards that have their own.
         functions: whether regions are handed over with the functions that are on them.
     """
 
@@ -71,10 +69,10 @@ class Naming:
         return frozenset({self.prefix, *self._prefixes.values()})
 
     def keeps(self, region: RegionId) -> bool:
-        """Whether what is on a region stays there: nothing is programmed, a blank neither.
+        """Whether a region keeps its image: nothing is programmed, not even a blank.
 
-        Its owner's resource reports; without an owner, how the node's cards are served. What came
-        with a card's whole image stays in any case.
+        The owner's resource decides; without an owner, how the node's cards are served. An image
+        that came with a card's whole image always stays.
         """
         card = self._state.cards.get(card_of(region))
         if card is not None and not card.reprogrammable:
@@ -85,17 +83,17 @@ class Naming:
     def function(self, region: RegionId) -> AfuId | None:
         """The preprogrammed function that a region may be handed over with.
 
-        None where nothing reports what is on it, or where it was programmed for an owner and not
-        blanked since: an earlier tenant's image is no function.
+        None if the region's image is unknown, or was programmed for an owner and not blanked since:
+        an earlier tenant's image is no function.
         """
         afu_id = self._state.functions.get(region)
         return None if self.withheld(region) else afu_id
 
     def withheld(self, region: RegionId) -> bool:
-        """Whether what is on a region may be an earlier tenant's image, or the present one's.
+        """Whether a region may hold an earlier tenant's image, or the present one's.
 
-        Nobody programmed anything on a card that cannot be programmed. Elsewhere only a blank ends
-        it: an image shows the id that it likes, another than its file named, or another by now.
+        A card that cannot be programmed holds none. Elsewhere only a blank removes it: an image
+        chooses the id that it shows. It may differ from the file's, and may change.
         """
         return self._owners_image(region, self._state.images.get(region, ()))
 
@@ -123,14 +121,14 @@ class Naming:
             change.resources[name] = True
 
     def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName]:
-        """What a card's regions, and the card as a whole, are given out as now."""
+        """The resources under which a card's regions, and the whole card, are given out now."""
         alias = self._state.aliases.get(card.interface_id)
         return resource_names(self.prefix_of(card), card, alias)
 
     def resource(self, name: ResourceName) -> Resource | None:
-        """What a resource is a resource of; None: no name of this plugin's, or nothing reports it.
+        """Parse a resource's name; None: not this plugin's, or its alias is unknown.
 
-        Where the journal lost what an alias stood for, an allocation's card has to tell.
+        If the journal lost what an alias stood for, the card of an allocation shows it.
         """
         parts = aliased_name(name)
         if parts is None:
@@ -150,10 +148,10 @@ class Naming:
         return Resource(parts.domain, parts.kind, interface_id, alias=parts.alias)
 
     def named_resource(self, name: ResourceName) -> Resource:
-        """The same, of a resource that an allocation has.
+        """The same, for the resource of an allocation.
 
         Raises:
-            RefusedError: nothing reports it.
+            RefusedError: its alias is unknown.
         """
         if (resource := self.resource(name)) is None:
             raise RefusedError(
@@ -162,13 +160,13 @@ class Naming:
         return resource
 
     def device_resource(self, device: DeviceId) -> ResourceName | None:
-        """Under which resource a device is known: its allocation's, else its card's."""
+        """A device's resource: its allocation's, else its card's."""
         if (allocation := self._state.allocations.get(device)) is not None:
             return allocation.resource
         return self.present_resource(device)
 
     def present_resource(self, device: DeviceId) -> ResourceName | None:
-        """Under which resource a device would be given out now, whoever has it."""
+        """The resource under which a device would be given out now, owned or not."""
         if (card := self._state.cards.get(card_of(device))) is None:
             return None
         present = any(DeviceId(r.id) == device for r in card.regions)
@@ -204,12 +202,12 @@ class Naming:
     def call_interfaces(
         self, aliases: Mapping[InterfaceId, Alias]
     ) -> Mapping[InterfaceId, tuple[Alias, ResourceName]]:
-        """From now on free devices of these interface ids are listed by their aliases.
+        """List free devices of these interface ids by their aliases from now on.
 
         Those of other ids are listed by the id. May be repeated.
 
         Returns:
-            What could not be given, each with the resource that a pod still has for another id.
+            The aliases not given, each with the resource that a pod still has for another id.
 
         Raises:
             JournalError: nothing has changed.

@@ -1,8 +1,8 @@
 """Which devices lie beside each other, by the operator's table: cards that are cabled to rings.
 
 The ports of Alveo cards lead from card to card past the host, and no register tells which cables
-are there. Who asks for several cards for such a program wants neighbours: with the ring A B C D,
-two cards of A and B, of D and A, not of A and C.
+are there. A pod that asks for several cards for such a program wants neighbours: with the ring
+A B C D, two cards of A and B, of D and A, not of A and C.
 """
 
 from collections.abc import Iterator, Sequence

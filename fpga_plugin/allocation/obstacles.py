@@ -5,8 +5,8 @@ of each says what it stops (`Stops`). Lists, Allocate, Prepare, taints, scrubs, 
 operator's commands and status ask here and nowhere else; docs/architecture.md has the table, which
 is made from `Kind`.
 
-One reason cannot be told without looking at processes: `Kind.TENANCY` names pods whose processes
-may still have a region, and `CardOperations.living` says whether they do.
+One reason depends on processes: `Kind.TENANCY` names pods whose processes may still have a region,
+and `CardOperations.living` says whether they do.
 """
 
 import enum
@@ -40,7 +40,7 @@ STATUS: Final = "see `fpga-plugin status`"
 
 
 class Stops(enum.Flag):
-    """What an obstacle stops. Nothing else is stopped by it."""
+    """The operations that an obstacle stops. It stops no others."""
 
     OFFER = enum.auto()
     """A free device is Healthy on its list; with DRA, it has no taint."""
@@ -186,7 +186,7 @@ class Kind(enum.Enum):
 
 
 FAILED: Final = frozenset({Kind.FAULTED, Kind.FAILING, Kind.HUNG})
-"""What the operator is told as a failure of a region."""
+"""Kinds that the operator sees as a failure of a region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +194,13 @@ class Obstacle:
     """One reason.
 
     Attributes:
-        kind: which, and so what it stops.
-        what: card, region or node.
+        kind: decides what it stops.
+        what: the sentence's subject: card, region or node.
         why: the rest of the sentence.
         tenant: what the pod's owner can do.
         operator: what the node's operator can do.
-        cause: of a fault, what the hardware says.
-        device: of one that an owner causes, which device he has.
+        cause: for a fault, what the hardware reports.
+        device: for a reason that lies in an owner, the owner's device.
     """
 
     kind: Kind
@@ -213,7 +213,7 @@ class Obstacle:
 
     @property
     def message(self) -> str:
-        """What is so, in a sentence."""
+        """The reason as one sentence."""
         return f"{self.what} {self.why}"
 
     def refusal(self, *, operator: bool = False) -> RefusedError:
@@ -225,11 +225,10 @@ class Obstacles:
     """Every reason that stands against devices.
 
     Args:
-        state: of the ledger.
-        exposure: which cards the operator gives to nobody new.
+        exposure: which exposed cards the operator gives out.
         offered: the conditions in which a free region is given out.
         naming: whether regions are handed over with what is on them.
-        dra: ResourceClaims are served (DRA); else pods by the device plugin API.
+        dra: DRA serves; else the device plugin API does.
     """
 
     def __init__(
@@ -248,17 +247,17 @@ class Obstacles:
         self._dra = dra
 
     def against(self, what: Stops, device: AnyId) -> Iterator[Obstacle]:
-        """Those that stop this; of tenancies `CardOperations.living` has the last word."""
+        """Obstacles that stop this; `CardOperations.living` has the last word on tenancies."""
         for one in self.of(device):
             if what in one.kind.stops and one.kind is not Kind.TENANCY:
                 yield one
 
     def first(self, device: AnyId, what: Stops) -> Obstacle | None:
-        """The most telling one that stops this; None: nothing does."""
+        """The most telling obstacle that stops this; None: nothing does."""
         return next(self.against(what, device), None)
 
     def check(self, device: AnyId, what: Stops) -> None:
-        """Refuse it to a tenant.
+        """Refuse an operation to a tenant if an obstacle stops it.
 
         Raises:
             RefusedError: something stops it.
@@ -279,10 +278,10 @@ class Obstacles:
         return regions
 
     def check_grants(self, allocation: Allocation) -> None:
-        """Invariant 10: what the pod was given still leads to these regions, and to no other.
+        """Invariant 10: the pod's nodes still lead to these regions, and to no others.
 
         Raises:
-            RefusedError: they are not.
+            RefusedError: they do not.
         """
         regions = self.regions_of(allocation.device)
         present = {region.id: region.grant for region in regions}
@@ -304,7 +303,7 @@ class Obstacles:
                 raise obstacle.refusal()
 
     def of(self, device: AnyId) -> Iterator[Obstacle]:
-        """All that stand against a device now, the most telling first."""
+        """All obstacles against a device now, the most telling first."""
         device = DeviceId(device)
         state, whole = self._state, is_card(device)
         card = state.cards.get(card_of(device))
@@ -405,7 +404,7 @@ class Obstacles:
     def _of_nodes(self, region: Region) -> Iterator[Obstacle]:
         if not (strangers := self._state.strangers(region)):
             return
-        # Who still has an allocation can be deleted.
+        # A pod that still has an allocation can be deleted.
         one = min(strangers, key=lambda each: each.left)
         node = next((node for node in one.nodes if node in region.grant.nodes), "the device number")
         subject = f"{node} of region {region.id}"
@@ -457,8 +456,7 @@ class Obstacles:
         present = state.cards.get(card)
         if card in state.rebinding and not (present is not None and present.resets):
             yield Obstacle(Kind.REBINDING, f"the driver of card {card}", "is being rebound")
-        # Of an owned device too: the allocation of a damaged journal may be one that ended long
-        # ago.
+        # For an owned device too: in a damaged journal, the allocation may have ended long ago.
         if card in state.unreconciled:
             yield Obstacle(
                 Kind.UNRECONCILED,
@@ -506,13 +504,13 @@ class Obstacles:
 
 
 def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
-    """Those of a device that are there."""
+    """The present regions of a device."""
     there = () if card is None else card.regions
     return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
 
 
 def debug_hold_words(hold: DebugHold) -> str:
-    """Why a region that is kept is given to nobody, for people."""
+    """Why a region under a debug hold is not given out, for people."""
     whose = f"{hold.namespace}/{hold.name}"
     return f"kept for debugging as pod {whose} left it, whose {hold.failure}"
 

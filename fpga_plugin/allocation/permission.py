@@ -1,10 +1,10 @@
-"""May it? Asks the operator's policy about a PreStart, for the namespace of the pod.
+"""Asks the operator's policy whether a PreStart is permitted, for the namespace of the pod.
 
-No call of kubelet's carries a namespace. On a stock kubelet it comes with the pod's spec, which was
-read to learn what the container asks for. On an extended one the directory of pods is asked for it,
-only if some rule depends on it. PodResources knows no uids, but a device is in the hands of one pod
-at a time, the call is that pod's, and the allocation that was there before the question has to be
-there after it. A guess is never made: what cannot be told is not permitted, yet.
+None of kubelet's calls carries a namespace. On a stock kubelet it comes with the pod's spec, which
+was read to learn what the container asks for. On an extended one the plugin asks the directory of
+pods for it, only if some rule depends on it. PodResources knows no uids. But one pod at a time has
+a device, the call is for that pod, and the allocation must be the same before and after the
+question. The plugin never guesses: while the namespace is unknown, the answer is no.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ log = structlog.get_logger()
 
 
 class Permission:
-    """See the module.
+    """Asks the operator's policy.
 
     Args:
         policy: None: everything is permitted, and nothing is asked.
-        pods: reports names of pods.
+        pods: finds the names of pods.
     """
 
     def __init__(self, policy: "PolicyFile | None", pods: PodDirectory) -> None:
@@ -41,7 +41,7 @@ class Permission:
 
     @property
     def policy(self) -> Policy | None:
-        """What is in force, to tell whether it still is what `check` asked."""
+        """The policy in force, to compare later with the one that `check` asked."""
         return None if self._file is None else self._file.policy
 
     async def check(
@@ -55,7 +55,7 @@ class Permission:
         """Refuse what the policy does not allow; returns the identity, with its namespace if known.
 
         Args:
-            identity: who asks.
+            identity: the pod and container.
             resource: of the call.
             devices: of the call.
             requests: everything that the container asks for.
@@ -63,7 +63,7 @@ class Permission:
 
         Raises:
             NotPermittedError: the message names the rule.
-            NoSourceError: the policy depends on the namespace, and nothing reports it.
+            NoSourceError: the policy depends on the namespace, and no source knows it.
         """
         if self._file is None:
             return identity
@@ -108,12 +108,12 @@ class Permission:
 
 
 def asks(of: Resource, requests: Sequence[FpgaRequest]) -> tuple[Ask, ...]:
-    """What a container's requests mean for the devices of one resource.
+    """The questions to the policy that a container's requests make for one resource.
 
-    Each request that fits is a question of its own. What is left over of the devices is handed over
-    blank and is no question: who may have the devices with a bitstream may have some without. Only
-    a container without any request asks for blank devices. Requests of which none fits are an
-    error, and another's to tell. What a preprogrammed region holds, its resource says.
+    Each request that fits is one question. The remaining devices are handed over blank and need no
+    question: a pod that may have the devices with a bitstream may have some without. Only a
+    container without any request asks for blank devices. If no request fits, that is an error,
+    which another module raises. A preprogrammed region's resource names its function.
     """
     if of.afu_id is not None:
         function = BitstreamId(of.afu_id)

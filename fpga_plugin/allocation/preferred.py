@@ -16,8 +16,7 @@ The choice is exact but for one bound: where the best number of NUMA nodes leave
 `MAX_NODE_SETS` sets of nodes to compare, which needs more nodes than machines with cards have, only
 the first ones are compared.
 
-Ids that the plugin does not know come last and are no error: kubelet fails the pod on an error, for
-ever.
+Unknown ids come last and are no error: on an error kubelet fails the pod for good.
 """
 
 import heapq

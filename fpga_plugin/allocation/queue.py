@@ -1,9 +1,9 @@
-"""The work queue of cards: who sees that a card may have work adds it, one worker looks at it.
+"""The work queue of cards: any part adds a card that may have work; one worker looks at it.
 
-As every controller has one (client-go's workqueue): a card that is added twice is looked at once, a
-card is worked on by one task at a time, and the worker looks at the present state, not at what
-changed. Nothing is worked on before kubelet's records were read (`sync`): until then nobody knows
-what is in use. The queue is made first of all and knows nobody; its worker comes with `start`.
+It works like a controller's queue (client-go's workqueue). A card that is added twice is looked at
+once. One task at a time works on a card. The worker looks at the present state, not at what
+changed. No work begins before kubelet's records were read (`sync`): until then it is unknown what
+is in use. The queue is constructed first and depends on no other part; `start` gives it its worker.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ FIRST_RETRY = 0.1
 
 
 class Outcome(enum.Enum):
-    """Of one look at a card."""
+    """The outcome of one look at a card."""
 
     DONE = enum.auto()
     """Something was done; there may be more."""
@@ -43,18 +43,18 @@ class CardWorker(Protocol):
         """Whether the card is worth a task; takes microseconds."""
 
     async def work(self, card: CardId) -> Outcome:
-        """Look at the card, and do what is to be done.
+        """Look at the card, and do the work that is due.
 
         Raises:
-            FpgaPluginError: it cannot be done now; it is tried again.
+            FpgaPluginError: the work cannot be done now; the queue tries again.
         """
 
 
 class CardQueue:
-    """See the module.
+    """The cards that may have work, and the tasks that look at them.
 
     Args:
-        interval: the longest wait in seconds between two looks at what has to wait.
+        interval: the longest wait in seconds between two looks at a card that has to wait.
     """
 
     def __init__(self, *, interval: float) -> None:
@@ -74,12 +74,12 @@ class CardQueue:
 
     @property
     def synced(self) -> bool:
-        """Whether kubelet has told what is in use: what had begun may go on."""
+        """Whether kubelet's records show what is in use: work that had begun may go on."""
         return self._synced
 
     @property
     def instance(self) -> int:
-        """Differs between any two kubelet instances, of which the second may be synced too."""
+        """A number that differs between any two kubelet instances, even if both are synced."""
         return self._instance
 
     @property
@@ -94,7 +94,7 @@ class CardQueue:
             self.add(card)
 
     def unsync(self) -> None:
-        """Another kubelet: what is in use is not known."""
+        """Another kubelet instance: what is in use is unknown."""
         self._synced = False
         self._instance += 1
 

@@ -1,8 +1,8 @@
-"""What is worth an Event, and about whom.
+"""Records Events about pods and about the node.
 
-A pod hears that its FPGA was not programmed and why; the node hears that a card failed, went or
-recovered. Kubelet reports a pod's name in none of its calls: it is taken from what was asked on the
-way, else from PodResources, in the background.
+A pod's Event says that its FPGA was not programmed, and why. The node's Event says that a card
+failed, went or recovered. None of kubelet's calls carries a pod's name. The name comes from earlier
+questions of the same call, else from PodResources in the background.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from fpga_plugin.kubernetes.pod import Pod  # only where kubelet sends no environment
 
 MAX_LOOKUPS = 16
-"""Refusals whose pod's name is being looked up at a time; of more, no Event reports."""
+"""Concurrent look-ups of a refused pod's name; a refusal beyond them makes no Event."""
 
 _FAILURES = {Status.INTERNAL, Status.UNKNOWN}
 
 
 class PodObserver(Protocol):
-    """Gets what pods are told. Must not raise."""
+    """Sees what pods' Events say. Must not raise."""
 
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
-        """A PreStart was not answered with OK."""
+        """A PreStart was refused, or failed."""
 
     def served(self, devices: Sequence[DeviceId], claim: str) -> None:
         """A ResourceClaim, by namespace and name, was prepared with these devices, or ended."""
@@ -43,13 +43,13 @@ class PodObserver(Protocol):
 
 
 class EventRecorder:
-    """See the module.
+    """Records Events about pods and about the node.
 
     Args:
-        events: where it goes; None: nowhere.
-        node_name: the node's name; without it there is no news about the node.
-        pods: reports names of pods.
-        observer: is called, too.
+        events: posts them; None: no Events are posted.
+        node_name: without it there are no Events about the node.
+        pods: finds the names of pods.
+        observer: sees refusals, warnings and successes too.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EventRecorder:
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
-        """A PreStart was refused, or failed. Work that goes on is no news."""
+        """Record that a PreStart was refused, or failed. Work that goes on makes no Event."""
         if self._observer is not None:
             self._observer.refused(identity, devices, error)
         if isinstance(error, NotFinishedError):
@@ -79,12 +79,12 @@ class EventRecorder:
         self._tell(identity, devices, reason, str(error.for_tenant()))
 
     def served(self, devices: Sequence[DeviceId], claim: str) -> None:
-        """A ResourceClaim was prepared, or ended: what was refused of it before is over."""
+        """A ResourceClaim was prepared, or ended: its earlier refusals are over."""
         if self._observer is not None:
             self._observer.served(devices, claim)
 
     def named(self, names: Mapping[PodUid, PodName]) -> None:
-        """What the pods of a ResourceClaim are called."""
+        """Remember the names of a ResourceClaim's pods."""
         for uid, name in names.items():
             self._pods.learn(uid, name)
 
@@ -102,7 +102,7 @@ class EventRecorder:
         self._tell(identity, devices, reason, message)
 
     def not_evicted(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
-        """A pod waits for a device that failed, and the cluster does not delete it."""
+        """A pod uses a failed device, and the cluster does not evict it."""
         self._tell(identity, devices, "FpgaPodNotEvicted", message)
 
     def debugged(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
@@ -113,7 +113,7 @@ class EventRecorder:
     def _tell(
         self, identity: Identity, devices: Sequence[DeviceId], reason: str, note: str
     ) -> None:
-        """Tell the pod, once its name is known."""
+        """Make the pod's Event, once its name is known."""
         if self._events is None or identity.pod is None:
             return
         name = identity.name or self._pods.known(identity.pod)
@@ -127,7 +127,7 @@ class EventRecorder:
     async def _look_up(
         self, pod: PodUid, devices: Sequence[DeviceId], reason: str, note: str
     ) -> None:
-        """Find the name by the devices; where kubelet does not say, the log has to do."""
+        """Find the name by the devices; if kubelet does not know it, the log has to do."""
         try:
             name = await self._pods.holder(devices)
         except FpgaPluginError:
@@ -153,7 +153,7 @@ class EventRecorder:
         devices: frozenset[str],
         unscrubbed: frozenset[str] = frozenset(),
     ) -> None:
-        """Kubelet restarted and started a container without asking.
+        """Kubelet restarted and started a container without PreStart.
 
         `unscrubbed`: devices on which something of an earlier pod was left.
         """
@@ -179,11 +179,11 @@ class EventRecorder:
         self._about_node(f"card {card}: {reason}", "FpgaCardFailed", warning=True)
 
     def card_recovered(self, card: CardId, what: str) -> None:
-        """It may be used again."""
+        """A card, or a region of it, may be used again."""
         self._about_node(f"card {card}: {what}", "FpgaCardRecovered", warning=False)
 
     def node_unsuited(self, what: str) -> None:
-        """Kubelet or the container runtime may not do what pods with FPGAs take."""
+        """Kubelet or the container runtime may lack what pods with FPGAs need."""
         self._about_node(what, "FpgaNodeUnsuited", warning=True)
 
     def foreign_slices(self, what: str) -> None:

@@ -15,9 +15,9 @@ log = structlog.get_logger()
 def release(
     ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Sequence[str]
 ) -> tuple[DeviceId, ...]:
-    """End the allocations of these devices under a resource; others are passed over.
+    """End the allocations of these devices under a resource; others are skipped.
 
-    What their owners left is scrubbed in the background. Returns those that ended.
+    Their regions are scrubbed in the background. Returns the devices whose allocations ended.
 
     Raises:
         JournalError: nothing has ended.

@@ -1,9 +1,9 @@
-"""The ledger's state, the one way to change it, and what can be asked of it.
+"""The ledger's state, the one way to change it, and the questions that it answers.
 
-A step collects a `Change` (`commit`). What of it takes trust away holds in memory at once, written
-or not; what gives trust holds once both are written. So memory is never less strict than what a
-restart would read. Indexes by card and by device node keep every question independent of how many
-allocations there are.
+A step collects a `Change` (`commit`). The part that takes trust away holds in memory at once,
+written or not. The part that gives trust holds once both are written. So memory is never less
+strict than what a restart would read. Indexes by card and by device node keep the cost of a
+question independent of the number of allocations.
 """
 
 import time
@@ -47,9 +47,9 @@ class State:
 
     def __init__(self, journal: JournalWriter) -> None:
         self._journal = journal
-        self._unwritten = Change()  # what takes trust away, and could not be written yet
+        self._unwritten = Change()  # takes trust away; not written yet
         self._listeners: list[Callable[[CardId | None], None]] = []
-        self.clock = time.time  # nothing is decided by it: it is shown
+        self.clock = time.time  # only for display: no decision depends on it
         # What the journal holds.
         self.allocations: dict[DeviceId, Allocation] = {}
         self.regions: dict[RegionId, RegionRecord] = {}
@@ -63,7 +63,7 @@ class State:
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
         self.debug_holds: dict[RegionId, DebugHold] = {}
         self.alias_bindings: dict[ResourceName, AliasBinding] = {}
-        # What an earlier journal lost; the kubelet instance, and the one that sent an environment.
+        # What an earlier journal lost; this kubelet instance; the one that sent an environment.
         self.lost = self.kubelet_instance = self.env_instance = ""
         # Why ResourceClaims may have devices that the journal lacks; empty: they have none such.
         self.resource_claims_unknown = ""
@@ -94,18 +94,18 @@ class State:
         return lambda: self._listeners.remove(listener)
 
     def notify(self, card: CardId | None) -> None:
-        """Something about this card changed, or (None) about no card in particular."""
+        """Call the listeners: this card changed, or (None) something that is no card's."""
         for listener in tuple(self._listeners):
             listener(card)
 
     def commit(self, change: Change) -> None:
-        """Make a change, in memory and in the journal; of nothing, write what is not written yet.
+        """Make a change, in memory and in the journal; an empty one writes what is still unwritten.
 
-        What could not be written before is written with it, in one transaction: nothing that gives
-        trust, no work on hardware and no hand-over goes ahead of it.
+        Earlier changes that could not be written are written with it, in one transaction. No change
+        that gives trust, no work on hardware and no hand-over goes ahead of them.
 
         Raises:
-            JournalError: nothing was written; what takes trust away holds all the same.
+            JournalError: nothing was written; the part that takes trust away holds all the same.
         """
         self.doubt(change)
         taking, giving = parted(change, self)
@@ -123,14 +123,14 @@ class State:
     def doubt(self, change: Change) -> None:
         """Newly recorded regions may hold images that only the lost journal knew.
 
-        Whatever records them first: also an allocation that ends before its card is there.
+        This covers every first record, even of an allocation that ends before its card appears.
         """
         if self.lost:
             new = change.regions.keys() - self.regions.keys()
             change.images |= {TenantImage(region, None): True for region in new}
 
     def apply(self, change: Change) -> set[CardId | None]:
-        """Returns the cards whose devices may be listed otherwise now; None: resources are new."""
+        """Apply a change in memory; returns the cards to list again (None: new resources)."""
         of_cards = (
             *(change.allocations, change.regions, change.debug_holds),
             *(change.memory_clear_pending, change.drained, change.rebinding),
@@ -184,7 +184,7 @@ class State:
             del self._by_card[card]
 
     def _rename(self, change: Change) -> set[CardId]:
-        """Of resources with an alias; returns the cards whose devices may be listed otherwise."""
+        """Apply alias bindings; returns the cards whose devices may be listed otherwise."""
         if not change.alias_bindings:
             return set()
         _put(self.alias_bindings, change.alias_bindings)
@@ -197,7 +197,7 @@ class State:
         return set(self.cards)
 
     def _apply_claim_owners(self, change: Change) -> set[CardId]:
-        """Of ResourceClaims; returns the cards whose owners are others now."""
+        """Apply owners of ResourceClaims; returns the cards whose owners changed."""
         cards: set[CardId] = set()
         for uid, owner in change.claim_owners.items():
             before = self.claim_owners.pop(uid, None)
@@ -213,14 +213,14 @@ class State:
         return cards
 
     def show(self, card: Card) -> None:
-        """A card is there, and as it is now."""
+        """Record a present card as it is now."""
         self.hide(card.id)
         self.cards[card.id] = card
         for way in _ways(card):
             self._shown_by.setdefault(way, set()).add(card.id)
 
     def hide(self, card_id: CardId) -> None:
-        """A card is no longer there."""
+        """Record that a card is gone."""
         card = self.cards.pop(card_id, None)
         for way in () if card is None else _ways(card):
             cards = self._shown_by.get(way, set())
@@ -236,7 +236,7 @@ class State:
         return None if uid is None else self.claim_owners[uid]
 
     def pod_allocations(self) -> list[Allocation]:
-        """Allocations by the device plugin API: of pods, and of no ResourceClaim."""
+        """Allocations by the device plugin API, not those of ResourceClaims."""
         return [one for one in self.allocations.values() if self.claim_owner_of(one.device) is None]
 
     def card_allocation(self, card: CardId) -> Allocation | None:
@@ -252,7 +252,7 @@ class State:
         return list(self._by_card.get(card, {}).values())
 
     def lease(self, devices: Iterable[DeviceId]) -> Lease:
-        """Of the allocations on these devices, those that there are."""
+        """A lease on the present allocations of these devices."""
         allocations = tuple(
             allocation for d in devices if (allocation := self.allocations.get(d)) is not None
         )
@@ -271,7 +271,7 @@ class State:
         return Ownership.FREE if allocation is None else allocation.ownership
 
     def record(self, region: RegionId) -> RegionRecord:
-        """A region's condition; DIRTY where nothing is known."""
+        """A region's condition; DIRTY if none is recorded."""
         return self.regions.get(region) or RegionRecord(region, Condition.DIRTY, "not known")
 
     def region(self, region: RegionId) -> Region | None:
@@ -292,16 +292,16 @@ class State:
         )
 
     def debug_hold(self, region: RegionId) -> DebugHold | None:
-        """The hold that keeps a region without an owner as it is; the region is given to nobody."""
+        """The hold that keeps an unowned region as it is; the region is not given out."""
         debug = self.debug_holds.get(region)
         if debug is None or not debug.until or self.region_allocation(region) is not None:
             return None
         return debug
 
     def debug_holds_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[DebugHold]:
-        """Regions of a card that are kept, or about to be if their container failed, `but` these.
+        """Debug holds of a card's regions, in force or pending a failed container, `but` of these.
 
-        Until that is decided, nothing that would end it is done to the card.
+        Until that is decided, the plugin does nothing to the card that would end such a hold.
         """
         mine = set(but)
         return [
@@ -331,10 +331,10 @@ class State:
         return [one for one in (*by_region, *by_node) if one.left]
 
     def strangers(self, region: Region) -> list[Tenancy]:
-        """Who was given a present node of this region for another region (invariant 10).
+        """Tenancies with a present node of this region, given for another region (invariant 10).
 
-        By its path, or by a device number that his node had; and whoever was given a number that
-        the card's own nodes have now, for whichever region.
+        They match by path or by a device number that their node had. Tenancies with a number that
+        the card's own nodes have now match for any region.
         """
         region = self.region(region.id) or region
         card = self.cards.get(region.card)
@@ -350,7 +350,7 @@ class State:
         )
 
     def numbers_of(self, grant: Grant) -> Iterator[DeviceNumber]:
-        """The numbers that a grant's nodes have now, as far as a present card shows them."""
+        """The numbers that a grant's nodes have now, where a present card shows them."""
         for node in grant.nodes:
             for card in self._shown_by.get(node, ()):
                 for region in self.cards[card].regions:
@@ -358,7 +358,7 @@ class State:
                         yield region.numbers[node]
 
     def pods_of(self, devices: Iterable[DeviceId]) -> frozenset[PodUid]:
-        """Pods that use devices by their present allocations, as far as they are known."""
+        """Known pods that use devices by their present allocations."""
         allocations = (
             allocation
             for device in devices
@@ -378,7 +378,7 @@ class State:
         return None if allocation is None or allocation.number != key.allocation else allocation
 
     def reached(self, tenancy: Tenancy) -> set[RegionId]:
-        """Other regions that it leads to by now, and all of a card that it leads to itself."""
+        """Other regions that its nodes lead to now; all regions of a card whose own node it has."""
         ways = set(tenancy.ways)
         cards = {card for way in ways for card in self._shown_by.get(way, ())}
         return {
@@ -390,9 +390,9 @@ class State:
         }
 
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
-        """Whether any region of the card but `regions` has an owner, or may have one, or is kept.
+        """Whether any region of the card but `regions` has or may have an owner, or a debug hold.
 
-        Before kubelet's records were read nobody knows who else is on the card.
+        Before kubelet's records are read, other owners on the card are unknown.
         """
         mine = set(regions)
         if card in self.unreconciled or self.debug_holds_on(card, but=mine):
@@ -406,7 +406,7 @@ class State:
         return any(region not in mine for region in whole.grants)
 
     def others_clean(self, card: Card, regions: Iterable[RegionId]) -> bool:
-        """Whether nothing on the card but `regions` can write its memory any more."""
+        """Whether no region of the card but `regions` can still write its memory."""
         mine = set(regions)
         return card.complete and all(
             region.id in mine or self.record(region.id).condition in CLEAN
@@ -414,17 +414,17 @@ class State:
         )
 
     def next_number(self) -> int:
-        """Of an allocation: no other in this journal has it, nor ever will."""
+        """A number for a new allocation, unique in this journal for good."""
         self._last_number += 1
         return self._last_number
 
     def countable(self, allocation: Allocation) -> bool:
-        """Whether every container of the allocation came with a PreStart that was seen."""
+        """Whether the plugin saw a PreStart for every container of the allocation."""
         return allocation.instance == self.kubelet_instance and not allocation.missed_prestart
 
 
 def _put(known: dict[_K, _V], told: Mapping[_K, _V | None]) -> None:
-    """Take over what is told; None and 0 delete."""
+    """Update `known`; None and 0 delete."""
     for key, value in told.items():
         known.pop(key, None)
         if value:

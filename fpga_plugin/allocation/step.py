@@ -1,4 +1,4 @@
-"""One step of the ledger in the making: its change, and what several steps have in common."""
+"""A step of the ledger while it is made: its change, and what several steps share."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -21,11 +21,11 @@ from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 WORKED_ON = frozenset({Condition.FAULTED, Condition.SCRUBBING})
-"""What a use of the region does not change: it is not clean, and work on it decides."""
+"""Conditions that a use of the region leaves: it is not clean, and work on it decides."""
 
 
 class Step:
-    """See the module. It reads the ledger's state, and leaves it as it is until `commit`.
+    """Collects one change. It reads the ledger's state, and leaves it as it is until `commit`.
 
     Attributes:
         change: what will be committed.
@@ -50,7 +50,7 @@ class Step:
         reason: str = "",
         afu_id: AfuId | None = None,
     ) -> None:
-        """Regions are in this condition from now on."""
+        """Put regions into this condition."""
         for region in regions:
             self.change.regions[region] = replace(
                 self._state.record(region), condition=condition, reason=reason, afu_id=afu_id
@@ -63,7 +63,7 @@ class Step:
         *,
         but: Collection[Condition] = frozenset(Condition) - CLEAN - {Condition.PROGRAMMED},
     ) -> None:
-        """A region is DIRTY from now on, unless it is in one of these conditions."""
+        """Mark a region DIRTY, unless it is in one of these conditions."""
         record = self.record(region)
         if record.condition not in but:
             self.change.regions[region] = replace(record, condition=Condition.DIRTY, reason=reason)
@@ -71,7 +71,7 @@ class Step:
     # ---------------------------------------------------------------- tenancies
 
     def begin(self, allocation: Allocation, pods: Iterable[PodUid | None], *, used: bool) -> None:
-        """Pods, or one whose name is not known yet, get what an allocation granted."""
+        """Begin tenancies: pods, or one that is not known yet, get what an allocation granted."""
         for pod in pods:
             for region, grant in allocation.grants.items():
                 key = TenancyKey(region, allocation.number, pod)
@@ -81,20 +81,20 @@ class Step:
                 self.change.tenancies[key] = Tenancy(key, grant.nodes, used=used, numbers=numbers)
 
     def use(self, tenancies: Iterable[Tenancy]) -> None:
-        """A container of these may have the nodes from now on."""
+        """Mark tenancies as used: their containers may have the nodes from now on."""
         self.change.tenancies |= {
             one.key: replace(one, used=True) for one in tenancies if not one.used
         }
 
     def end(self, tenancies: Iterable[Tenancy]) -> None:
-        """These pods have no processes any more, or never had one with the region's nodes."""
+        """End tenancies whose pods have no process with the region's nodes, or never had one."""
         for one in tenancies:
             self.change.tenancies[one.key] = None
             for region in self._state.reached(one) if one.used else ():
                 self.spoil(region, "a pod may have used it by its node")
 
     def end_debug(self, regions: Iterable[RegionId]) -> None:
-        """Nothing on these regions is as their container left it any more, or somebody has them."""
+        """End debug holds: the regions have changed since their container, or have an owner."""
         self.change.debug_holds |= {
             region: None for region in regions if region in self._state.debug_holds
         }
@@ -114,12 +114,12 @@ class Step:
         """A new allocation, with the tenancies of those that use it.
 
         Args:
-            device: which.
+            device: card or region.
             resource: under which it is granted.
-            grants: what of each region.
-            pods: who uses it; None: a pod that is not known yet.
-            used: a container of theirs may have it already.
-            facts: else known of the allocation (`Allocation`).
+            grants: each region's nodes and variables.
+            pods: its users; None among them: a pod that is not known yet.
+            used: one of their containers may have it already.
+            facts: other fields of the `Allocation`.
         """
         state = self._state
         allocation = Allocation(
@@ -145,7 +145,7 @@ class Step:
         )
 
     def release(self, allocation: Allocation) -> None:
-        """The end of an allocation: of its regions, and of those who may be using them."""
+        """End an allocation, with the tenancies on its regions; used ones wait for their pods."""
         state, change = self._state, self.change
         # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
         unseen = 0 if state.countable(allocation) else 1
@@ -159,7 +159,7 @@ class Step:
             used |= (
                 allocation.grants.keys()
             )  # pods of a ResourceClaim that used it may be forgotten
-        # Of a pod that was never known kubelet's word is all that there is.
+        # For a pod that was never known, kubelet's word has to do.
         self.end(one for one in users if not one.used or one.pod is None)
         change.tenancies |= {
             one.key: replace(one, left=True) for one in users if one.used and one.pod is not None

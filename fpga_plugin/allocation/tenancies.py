@@ -1,4 +1,4 @@
-"""Who may be using a region: every tenancy, by region, device node and number."""
+"""Pods that may be using a region: every tenancy, by region, device node and number."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -10,7 +10,7 @@ _K = TypeVar("_K")
 
 
 class Tenancies(Mapping[TenancyKey, Tenancy]):
-    """All that are in force. Each question costs what it answers, however many there are."""
+    """All tenancies in force. A question's cost depends on its answer, not on their number."""
 
     def __init__(self) -> None:
         self._all: dict[TenancyKey, Tenancy] = {}
@@ -27,7 +27,7 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
         return len(self._all)
 
     def set(self, key: TenancyKey, tenancy: Tenancy | None) -> set[str]:
-        """It begins, changes or (None) ends; returns its ways (`Tenancy.ways`)."""
+        """Add, change or (None) remove a tenancy; returns its ways (`Tenancy.ways`)."""
         before = self._all.pop(key, None)
         ways: set[str] = set()
         for one, now in ((before, None), (tenancy, tenancy)):
@@ -40,15 +40,15 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
         return ways
 
     def of(self, region: RegionId) -> list[Tenancy]:
-        """Of all that were granted the region, and whose processes may be there."""
+        """Tenancies of a region whose processes may still run."""
         return list(self._of_region.get(region, {}).values())
 
     def left(self, region: RegionId) -> list[Tenancy]:
-        """Those of a region that are over by kubelet's word; their processes may run on."""
+        """Tenancies of a region that ended for kubelet; their processes may run on."""
         return [one for one in self.of(region) if one.left]
 
     def users(self, allocation: Allocation) -> list[Tenancy]:
-        """Those of an allocation."""
+        """Tenancies of an allocation."""
         return [
             one
             for region in allocation.grants
@@ -57,7 +57,7 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
         ]
 
     def by(self, way: str) -> list[Tenancy]:
-        """Those that lead by this node or device number."""
+        """Tenancies that have this node or device number."""
         return list(self._of_way.get(way, {}).values())
 
 

@@ -1,4 +1,4 @@
-"""What work on a region does to the ledger: every step is written before it begins."""
+"""The ledger's steps for work on regions: each is written before the work begins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ BY_HAND = "an operator programmed it (`fpga-plugin card program`)"
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How a region was when work on it began, to tell what came between.
+    """A region as it was when work on it began, to notice what changed meanwhile.
 
     Attributes:
         number: of the allocation that covered it; 0 without one.
@@ -42,7 +42,7 @@ class Begun:
 
 
 class WorkSteps:
-    """The ledger's steps on the side of scrubbing and programming."""
+    """The ledger's steps for scrubbing and programming."""
 
     def __init__(self, state: State, naming: Naming) -> None:
         self._state = state
@@ -50,10 +50,10 @@ class WorkSteps:
         self._begun: dict[RegionId, Begun] = {}
 
     def working(self, regions: Iterable[RegionId], *, image: AfuId | None = None) -> None:
-        """The next step changes what is on these regions: until it is done, nothing is known.
+        """The next step changes these regions: until it ends, their contents are unknown.
 
-        Said again of a region that is being worked on, it goes on with the same work. `image`: an
-        owner's, which they are about to be programmed with; known until a blank replaces it.
+        For a region that is being worked on already, the same work goes on. `image`: the owner's
+        image that is about to be programmed; remembered until a blank replaces it.
         """
         regions = tuple(regions)
         begun = {}
@@ -72,13 +72,13 @@ class WorkSteps:
         self._begun.update(begun)
 
     def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
-        """Somebody's image or state may be on them; holds even if it cannot be written."""
+        """Mark regions DIRTY, with the reason; holds even if it cannot be written."""
         self._mark(regions, Condition.DIRTY, reason)
 
     def faulted(self, region: RegionId, reason: str) -> None:
-        """The region cannot be used until an operator, or a rebind, mends it.
+        """Mark a region unusable until an operator, or a rebind, mends it.
 
-        Holds even if it cannot be written.
+        It holds even if it cannot be written.
         """
         self._mark([region], Condition.FAULTED, reason)
 
@@ -88,11 +88,11 @@ class WorkSteps:
         step.commit()
 
     def another_blank(self, card: CardId) -> None:
-        """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
+        """The blank bitstream was replaced: regions that failed with the old one get a scrub."""
         self._forgive(card, "the blank bitstream was replaced")
 
     def another_try(self, card: CardId) -> None:
-        """The operator mended something: what failed and nobody owns is worth a scrub."""
+        """The operator mended something: failed regions without an owner get a scrub."""
         self._forgive(card, "an operator asked to try it again")
 
     def _forgive(self, card: CardId, reason: str) -> None:
@@ -111,11 +111,11 @@ class WorkSteps:
     def clean(
         self, region: RegionId, afu_id: AfuId | None, *, blank: bool, ended: bool = True
     ) -> None:
-        """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before uses it any more.
+        """Mark a region scrubbed: BLANK, or under best-effort UNBLANKED. Earlier tenancies end.
 
-        Its owner's containers, if it has one, ended: the next one's start is a PreStart. `ended`:
-        all was done that is due at an allocation's end; else its owner counts as one who used it,
-        so that it is scrubbed once more then.
+        If it has an owner, the owner's containers ended: the next one starts with a PreStart.
+        `ended`: everything due at an allocation's end is done. Else the owner counts as a user, so
+        that the region is scrubbed again at the allocation's end.
 
         Raises:
             NotFinishedError: something came between since the work began.
@@ -130,7 +130,7 @@ class WorkSteps:
         if scrubbed:
             allocation = self._state.region_allocation(region)
             step.end(self._done_with(region, allocation))
-            # A container that began without a PreStart may have the region in spite of the scrub.
+            # A container that began without a PreStart may have the region despite the scrub.
             if ended and allocation is not None and not allocation.missed_prestart:
                 for one in self._state.tenancies.users(allocation):
                     if one.region == region and one.used and not one.left:
@@ -143,7 +143,7 @@ class WorkSteps:
         step.commit()
 
     def programmed(self, region: RegionId, afu_id: AfuId) -> None:
-        """Scrubbed since its last owner, programmed for the present one, and verified.
+        """Mark a region programmed for its present owner: scrubbed before, and verified.
 
         Raises:
             NotFinishedError: something came between since the work began.
@@ -159,10 +159,10 @@ class WorkSteps:
         step.commit()
 
     def _done_with(self, region: RegionId, allocation: Allocation | None) -> list[Tenancy]:
-        """Tenancies that are over with a region's scrub: their pods are gone.
+        """Tenancies that end with a region's scrub, as their pods are gone.
 
-        But for the present owner's pod: what it had before it has still. Nodes and their numbers
-        that it has again are in its hands by its present tenancy; others may be another region's by
+        The present owner's pod is an exception: it still has its earlier nodes. The present tenancy
+        covers the nodes and numbers that it has again; the others may lead to another region by
         now.
         """
         if allocation is None or allocation.pod is None:
@@ -176,9 +176,10 @@ class WorkSteps:
         ]
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
-        """Scrubbed since its last owner, programmed for the operator, and verified.
+        """Mark a region programmed for the operator: scrubbed before, and verified.
 
-        Nobody owns it, and nobody is given it: its card is drained. Its end leaves it DIRTY.
+        The region has no owner and gets none: its card is drained. When the drain ends, it is
+        DIRTY.
 
         Raises:
             NotFinishedError: something came between since the work began.
@@ -196,19 +197,19 @@ class WorkSteps:
         step.commit()
 
     def note_failure(self, region: RegionId, failure: str) -> None:
-        """What a pod's status says of the containers that have a region; empty: none failed."""
+        """Note which failure a pod's status shows for a region's containers; empty: none failed."""
         failure, debug = _writable(failure), self._state.debug_holds.get(region)
         if debug is not None and debug.failure != failure:
             self._state.commit(Change(debug_holds={region: replace(debug, failure=failure)}))
 
     def keep(self, region: RegionId, until: float) -> None:
-        """Keep a region that nobody owns as it is; `until` is of the boot clock."""
+        """Keep an unowned region as it is, `until` a time of the boot clock."""
         debug = self._state.debug_holds[region]
         if debug.until != until:
             self._state.commit(Change(debug_holds={region: replace(debug, until=until)}))
 
     def end_debug(self, regions: Iterable[RegionId]) -> None:
-        """These regions are no longer kept, nor to be: the next scrub makes them clean."""
+        """End debug holds on these regions, present or planned: the next scrub cleans them."""
         step = Step(self._state)
         step.end_debug(regions)
         step.commit()
@@ -228,7 +229,7 @@ class WorkSteps:
 
 
 def _writable(text: str) -> str:
-    """What any reader can read again, of whatever a message quotes."""
+    """The text, bounded, with characters replaced that UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()[:LONGEST_REASON]
 
 

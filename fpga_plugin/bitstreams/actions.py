@@ -112,8 +112,8 @@ def show_file(args: argparse.Namespace) -> int:
 def show_pod(args: argparse.Namespace) -> int:
     """Print a pod that asks for a file."""
     contents, _ = look(args.file, _progress(args.file))
-    prefix, xrt_prefix = args.bitstream_prefixes
-    print(pod_manifest(contents, prefix=prefix, xrt_prefix=xrt_prefix, image=args.image), end="")
+    prefix = args.bitstream_prefix_of(contents.kind.family)
+    print(pod_manifest(contents, prefix=prefix, image=args.image), end="")
     return DONE
 
 

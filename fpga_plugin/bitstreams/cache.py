@@ -123,7 +123,7 @@ class Cache:
         self._limit = limit
         self._lock = threading.Lock()
         self._checked: dict[str, Version] = {}
-        with contextlib.suppress(OSError):  # whoever writes a file is notified
+        with contextlib.suppress(OSError):  # a later write reports the error
             os.makedirs(directory, mode=0o700, exist_ok=True)
             os.chmod(directory, 0o700)
             for name in os.listdir(directory):

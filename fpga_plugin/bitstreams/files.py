@@ -24,7 +24,7 @@ FILE_MODE = 0o644
 """Anyone may read a bitstream, only its owner replaces it."""
 
 Progress = Callable[[int, int], None]
-"""Is notified of the bytes done so far, and of all."""
+"""Called with the bytes done so far, and the total."""
 
 _PIECE = 4 << 20
 """Bytes between two words of progress."""
@@ -49,7 +49,7 @@ class Content:
 
 
 def no_progress(_done: int, _size: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def open_file(

@@ -1,7 +1,9 @@
 """The kinds of bitstream files, and what each says of itself.
 
 Callers need neither know which kind they have, nor trust a name. A further kind is another entry of
-`KINDS`; nothing else knows an ending, or how many digits name a file.
+`KINDS`; nothing else knows an ending, or how many digits name a file. What its files say that no
+other's do is in `Contents.details`, which `Contents.clocks` and `Contents.image` read, and `facts`
+for people.
 """
 
 import io
@@ -32,6 +34,7 @@ class Kind:
         digits: of the bitstream id that names its files, hexadecimal.
         named_by: what that id is, for messages.
         magic: how its files begin.
+        family: of the cards that it is for, as `Card.family`.
         makes: the kind of image that is programmed of it, which a card's driver reads or not.
         blank: whether a blank bitstream is of this kind.
         read: reads and checks a whole file; `begin` takes the GBS file that is packed in it, if one
@@ -43,6 +46,7 @@ class Kind:
     digits: int
     named_by: str
     magic: bytes
+    family: str
     makes: type[Image]
     blank: bool
     read: Callable[[ByteRange, Begin | None], "Contents"] = field(repr=False)
@@ -150,9 +154,11 @@ def _read_xclbin(file: ByteRange, _begin: Begin | None) -> Contents:
     )
 
 
-GBS = Kind("GBS", "gbs", 32, "AFU id", GUID, RawImage, blank=True, read=_read_gbs)
-AOCX = Kind("AOCX", "aocx", 40, "hash", ELF_MAGIC, RawImage, blank=False, read=_read_aocx)
-XCLBIN = Kind("xclbin", "xclbin", 32, "uuid", XCLBIN_MAGIC, Xclbin, blank=True, read=_read_xclbin)
+GBS = Kind("GBS", "gbs", 32, "AFU id", GUID, "dfl", RawImage, blank=True, read=_read_gbs)
+AOCX = Kind("AOCX", "aocx", 40, "hash", ELF_MAGIC, "dfl", RawImage, blank=False, read=_read_aocx)
+XCLBIN = Kind(
+    "xclbin", "xclbin", 32, "uuid", XCLBIN_MAGIC, "xrt", Xclbin, blank=True, read=_read_xclbin
+)
 KINDS = (GBS, AOCX, XCLBIN)
 
 

@@ -4,7 +4,7 @@ A file is verified when it arrives (`index`), or by the first PreStart or scrub 
 before that: copied and hashed in one pass, its trust judged, the copy parsed, its ids compared with
 its path. What trust refuses is not parsed. What is programmed goes into the cache
 (`bitstreams.cache`): the copy, or the GBS file that was packed in it. From then on nobody needs the
-store's file, and whoever replaces it replaces nothing that is programmed.
+store's file, and replacing it does not change what is programmed.
 
 What came out (`bitstreams.verdicts`) holds while the file and what its trust depends on stay the
 same ones; so a warm PreStart compares two `stat`s, and the driver reads the copy from where it

@@ -6,21 +6,18 @@ title goes into no value.
 
 from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.errors import quote
-from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import Resource, ResourceKind
 
 
-def pod_manifest(contents: Contents, *, prefix: str, xrt_prefix: str, image: str) -> str:
+def pod_manifest(contents: Contents, *, prefix: str, image: str) -> str:
     """A manifest of a pod whose one container starts with the bitstream in a region.
 
     Args:
         contents: of the bitstream's file.
-        prefix: of the resources of cards that are programmed with raw images.
-        xrt_prefix: of the others'.
+        prefix: of the resources of the cards that it is for.
         image: the container's.
     """
-    domain = prefix if contents.kind.makes is RawImage else xrt_prefix
-    resource = Resource(domain, ResourceKind.REGION, contents.interface_id)
+    resource = Resource(prefix, ResourceKind.REGION, contents.interface_id)
     place = f"{contents.interface_id}/{contents.bitstream_id}.{contents.kind.ending}"
     return f"""\
 # {quote(contents.name)}, in the store {place}

@@ -1,9 +1,9 @@
-"""The store for those who must not be held up by it: each file is read in a thread of its own.
+"""Reads the store without being held up by it: each file is read in a thread of its own.
 
-A store may be a network file system, and then a file, or all of it, may stop to answer at any time.
-Who asks for such a file is notified so within seconds; further calls for it take no further thread,
-and all calls together take a few. A file that was verified before is served from its copy, without
-the store, as long as nothing said that it has changed.
+A store may be a network file system, and then a file, or all of it, may stop answering at any time.
+A call for such a file gets an error within seconds. Further calls for it need no further thread,
+and all calls together need a few. A file that was verified before is served from its copy, without
+the store, until a change is noticed.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _NAMED = 3
 
 
 class StoreReader:
-    """See the module."""
+    """Reads the store's files in threads, each for a limited time."""
 
     def __init__(self, library: Library) -> None:
         """Read nothing yet.

@@ -143,7 +143,7 @@ def load_keys(directory: str, *, guarded: bool) -> Keys:
 
 
 def signer(keys: Sequence[Key], signature: bytes, data: bytes) -> Key | None:
-    """The key whose signature this is; None: of none of them.
+    """The key that made this signature; None: none of them did.
 
     Args:
         keys: to try.

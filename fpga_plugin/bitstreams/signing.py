@@ -77,7 +77,7 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
 
     Raises:
         BitstreamNotFoundError: there is no such file.
-        BitstreamError: it cannot be used, or nothing reports its place.
+        BitstreamError: it cannot be used, or its place is unknown.
     """
     if os.path.basename(os.path.abspath(file)) == MANIFEST:
         data = read_bytes(file, limit=MAX_MANIFEST_BYTES)

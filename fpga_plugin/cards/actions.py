@@ -1,4 +1,4 @@
-"""What the operator does with a card: take it out of service, bring it back, look at it again."""
+"""The operator's actions on a card: take it out of service, bring it back, look at it again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class DeviceOwner:
-    """Who still has a device of a card.
+    """The owner of a device of a card.
 
     Attributes:
         device: the card itself or a region.
-        resource: under which kubelet gave it away.
-        pod: the owner's uid; None where kubelet's records did not say yet.
+        resource: under which it was allocated.
+        pod: the owner's uid; None: kubelet's records have not shown it yet.
         started: whether a container may have run with it.
-        since: Unix time at which it was given away; 0 where it is not known.
+        since: Unix time of the allocation; 0: unknown.
     """
 
     device: DeviceId
@@ -48,13 +48,13 @@ class DeviceOwner:
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """How far a card is from being pulled.
+    """Whether a card may be pulled, and what it still waits for.
 
     Attributes:
-        card: which.
+        card: its id.
         present: whether its driver shows it.
         drained: whether it is out of service.
-        owners: who still has a device of it.
+        owners: the owners of its devices.
         waits_for: why it must not be pulled yet; empty: it may be pulled now.
         not_clean: regions on which an earlier tenant's image or data may be, with the condition.
     """
@@ -73,7 +73,7 @@ class CardState:
 
 
 class CardActions:
-    """See the module.
+    """The operator's actions on a card: drain, undrain, retry, release.
 
     Args:
         operations: what is done to a card.
@@ -99,11 +99,11 @@ class CardActions:
         return self._operations.ledger
 
     async def drain(self, card: str) -> CardState:
-        """Take a card out of service: nobody new gets it; who has it keeps it. Holds for ever.
+        """Take a card out of service for good: it gets no new owner; present owners keep it.
 
         Raises:
             UnknownDeviceError: no such card.
-            JournalError: it is not written down yet: a restart of the plugin would end it.
+            JournalError: it is not written yet: a restart of the plugin would end it.
         """
         card_id = self._known(card)
         self._ledger.hardware.set_drained(card_id, drained=True)
@@ -164,15 +164,15 @@ class CardActions:
         return await self.state(card_id)
 
     async def functions(self, card: str, *, make: bool) -> tuple[PciFunction, ...]:
-        """Change which virtual PCI functions a card has; returns all that it has then.
+        """Make or remove a card's virtual PCI functions; returns those that it has afterwards.
 
         Args:
             card: its id.
-            make: make all that it can have; else remove those that it has.
+            make: make all that it can have; else remove all.
 
         Raises:
             UnknownDeviceError: no such card.
-            RefusedError: it is in service, or somebody has something of it.
+            RefusedError: it is in service, or in use.
             FpgaPluginError: the driver refused, or it cannot be read.
         """
         card_id = self._there(card)
@@ -185,18 +185,18 @@ class CardActions:
         return tuple(await workers.run(card_id, backend.functions, card_id))
 
     async def _check_unused(self, card_id: CardId) -> None:
-        """Nobody may have anything of a card whose functions come or go. The lock is held.
+        """Check that a card whose functions come or go is not in use. The lock is held.
 
         Raises:
-            RefusedError: it is in service, or somebody has.
+            RefusedError: it is in service, or in use.
         """
         ledger = self._ledger
         for obstacle in ledger.obstacles.of(card_id):
             if obstacle.kind in {Kind.OWNED, Kind.KEPT, Kind.UNDECIDED}:
                 raise obstacle.refusal(operator=True)
         if (present := ledger.cards.get(card_id)) is None:
-            # It cannot be served now: nobody is given anything of it, and what somebody still has
-            # of it is his. Whoever else has a function of it open, the backend sees.
+            # It cannot be served now, so it gets no new owner. Present owners keep their devices.
+            # The backend sees any other process that has a function open.
             if (one := await self._operations.living(ledger.left_on(card_id))) is not None:
                 raise RefusedError(
                     f"pod {one.pod}, which had something of card {card_id}, still runs"
@@ -211,7 +211,7 @@ class CardActions:
             if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
                 raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
             async with self._operations.ports(present, [region]):
-                pass  # else the kernel would wait for whoever has it open, or crash
+                pass  # else the kernel would wait for the process that has it open, or crash
             workers, backend = self._operations.workers, self._operations.backend
             await workers.run(card_id, backend.give_back, present, region)
 
@@ -226,7 +226,7 @@ class CardActions:
         return self._known(text)
 
     async def state(self, card: str) -> CardState:
-        """How far it is from being pulled.
+        """Whether a card may be pulled, and what it still waits for.
 
         Raises:
             UnknownDeviceError: no such card.

@@ -1,7 +1,7 @@
-"""Blank bitstreams, by interface id: what deprograms a region.
+"""Blank bitstreams, by interface id; programming one removes a tenant's image.
 
 A blank that is missing, unusable or not trusted is a state of its interface id, reported once and
-taken up again when the store changes.
+looked at again when the store changes.
 """
 
 from typing import Final, Protocol
@@ -39,13 +39,13 @@ WITHOUT: Final = (
 
 
 class BlankSource(Protocol):
-    """What blank bitstreams come from (`StoreReader`)."""
+    """Where blank bitstreams come from (`StoreReader`)."""
 
     async def blank(self, interface_id: InterfaceId, takes: type[Image]) -> Bitstream | None:
-        """The blank bitstream of cards; None when there is none."""
+        """The blank bitstream for cards of an interface id; None: there is none."""
 
     def blank_path(self, interface_id: InterfaceId, takes: type[Image]) -> str:
-        """Where it is expected."""
+        """The path at which it is expected."""
 
 
 class Blanks:
@@ -103,7 +103,7 @@ class Blanks:
             log.info("blank bitstream found", interface_id=interface_id)
 
     async def afu_id(self, card: Card) -> AfuId | None:
-        """AFU id of a card's blank bitstream; None where there is none to use."""
+        """AFU id of a card's blank bitstream; None: there is none to use."""
         if card.interface_id not in self._afus:
             try:
                 await self.load(card)
@@ -112,7 +112,7 @@ class Blanks:
         return self._afus[card.interface_id]
 
     def problem(self, interface_id: InterfaceId) -> str:
-        """Why there is no blank bitstream, as far as it was looked for; else empty."""
+        """Why there is no blank bitstream, by the last look; else empty."""
         return self._problems.get(interface_id, "")
 
     def forget(self, interface_id: InterfaceId | None) -> None:

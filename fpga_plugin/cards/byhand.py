@@ -1,11 +1,11 @@
 """Programming by hand: an operator tries a bitstream on a region of a card that is out of service.
 
-It is the way that a tenant's image takes: from the store, trusted, scrubbed before, its clock
-planned, verified. Nobody owns the region meanwhile and nobody is given it. The end of the card's
+The image takes the same way as a tenant's: from the store, trusted, onto a scrubbed region, with
+its clock planned, verified. The region has no owner meanwhile and gets none. The end of the card's
 drain leaves it DIRTY, and so does a restart of the plugin: then it is scrubbed as after any owner.
 
-A programming may take longer than a client may wait for one answer. So it is a task under the
-client's own name for it, and asking again by that name waits on.
+A programming may last longer than a client may wait for one answer. So it is a task under a name
+that the client chooses; a second call with that name continues to wait.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ _REMEMBERED = 16
 
 @dataclass(frozen=True, slots=True)
 class Programmed:
-    """What became of a programming by hand.
+    """The outcome of a programming by hand.
 
     Attributes:
-        region: which region.
-        afu_id: what it reads as now.
-        name: what the store's manifest calls the bitstream; empty: nothing.
-        clock: what became of the image's clock.
+        region: its id.
+        afu_id: as it reads now.
+        name: the bitstream's in the store's manifest; empty: it has none.
+        clock: the state of the image's clock.
         steps: what was done, with the seconds of each.
     """
 
@@ -73,7 +73,7 @@ class Programmed:
 
 
 class HandProgrammer:
-    """See the module.
+    """Programs regions for the operator.
 
     Args:
         operations: what is done to a card.
@@ -94,10 +94,10 @@ class HandProgrammer:
         """Program a region, or wait for the programming of that name; None: not finished yet.
 
         Args:
-            name: the client's own for this programming, unlike any other.
+            name: chosen by the client, unique for this programming.
             card: the card's id.
             region: the region's id, or the number of its port.
-            bitstream: its id in the store, or what the store's manifest calls it.
+            bitstream: its id in the store, or its name in the store's manifest.
 
         Raises:
             FpgaPluginError: it was refused, or failed; the ledger knows what the region is.
@@ -119,7 +119,7 @@ class HandProgrammer:
     def _ended(self, task: asyncio.Task[Programmed]) -> None:
         self._running.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            # Whoever asked may be gone.
+            # The client may be gone.
             log.warning("programming by hand failed", error=str(error))
 
     async def _program(self, card: str, region: str, bitstream: str) -> Programmed:
@@ -140,11 +140,11 @@ class HandProgrammer:
         return replace(done, name=names.bitstream(found.interface_id, bitstream_id))
 
     async def _named(self, text: str, interface_id: InterfaceId) -> BitstreamId:
-        """Which bitstream is meant by an id, or by a name that the store's manifest gives.
+        """The bitstream with this id, or with this name in the store's manifest.
 
         Raises:
-            InvalidRequestError: none.
-            FpgaPluginError: the manifest, which says what bitstreams are called, cannot be read.
+            InvalidRequestError: there is none.
+            FpgaPluginError: the manifest, which has the names of bitstreams, cannot be read.
         """
         try:
             return parse_bitstream_id(text)
@@ -192,10 +192,10 @@ class HandProgrammer:
         )
 
     def _check(self, card_id: CardId, region: Region) -> Card:
-        """Whether nobody has the region, and nobody can be given it.
+        """Check that the region has no owner and can get none.
 
         Raises:
-            RefusedError: somebody has, or might be.
+            RefusedError: it has, or may get one.
         """
         ledger = self._operations.ledger
         card = ledger.cards.get(card_id)

@@ -1,9 +1,10 @@
 """The user clock that an image gets: set, checked, or said to be neither.
 
-An image meets its timing only at or below the frequency that it was built for; above, it computes
-wrongly and nothing reports it. Neither kernel nor FIM compares them, and the clock survives a PR.
-So before each PR of a tenant's image the plan is made here: where the card has a documented way the
-clock is set, else it is measured, and an image that is too slow for it is refused.
+An image meets its timing only at or below the frequency that it was built for. Above that frequency
+results are wrong, and no error is reported. Neither kernel nor FIM compares them, and the clock
+survives a PR. So this module plans the clock before each PR of a tenant's image. If the card has a
+documented way, the clock is set. Else it is measured, and an image that is too slow for it is
+refused.
 """
 
 import enum
@@ -25,7 +26,7 @@ spread, so that a clock reads as much too fast; and it counts in steps of 10 kHz
 
 
 class ClockState(enum.StrEnum):
-    """What became of an image's clock."""
+    """How an image's clock was set or checked."""
 
     SET = "set"
     """To what the image was built for, or to what its container asked for."""
@@ -42,10 +43,10 @@ class ClockState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClockPlan:
-    """What an image's clock is to be.
+    """The plan for an image's clock.
 
     Attributes:
-        state: what is, or was, done about it.
+        state: how it is set or checked.
         detail: the same with the frequencies, for people.
         settings: of the driver, with the clock that is to be set; None in it: the default stays.
     """
@@ -69,7 +70,7 @@ def _stated(frequency: Frequency) -> float | None:
 
 
 def check_asked(region: RegionId, clock: int | None, bitstream: Bitstream) -> None:
-    """Hold the clock that a container asks for against what its image was built for.
+    """Compare the clock that a container asks for with the one its image was built for.
 
     Raises:
         RefusedError: it is above that.
@@ -86,7 +87,7 @@ def check_asked(region: RegionId, clock: int | None, bitstream: Bitstream) -> No
 def known_without_card(
     region: RegionId, bitstream: Bitstream, asked: DriverSettings
 ) -> ClockPlan | None:
-    """What is to be done about an image's clock where nothing of the card decides it; else None.
+    """Plan an image's clock if that does not depend on the card; else None.
 
     Raises:
         RefusedError: the container asks for more than the image was built for.
@@ -104,11 +105,11 @@ def known_without_card(
 def plan_clock(
     backend: Backend, card: Card, region: Region, bitstream: Bitstream, asked: DriverSettings
 ) -> ClockPlan:
-    """What is to be done about an image's clock; blocks, and changes nothing but a counter.
+    """Plan an image's clock; blocks, and changes nothing but a counter.
 
     Raises:
         RefusedError: the image would run faster than it was built for.
-        HardwareError: the card says nonsense about its clock.
+        HardwareError: the card's values for its clock make no sense.
     """
     if (known := known_without_card(region.id, bitstream, asked)) is not None:
         return known
@@ -134,7 +135,7 @@ def plan_clock(
 
 
 def of_function(asked: DriverSettings) -> ClockPlan:
-    """Of a preprogrammed function nothing says what it was built for: its clock stays as it is."""
+    """The plan for a preprogrammed function: its frequency is unknown, so the clock stays."""
     if asked.clock is not None:
         return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
     says = "a preprogrammed function does not say what it was built for"

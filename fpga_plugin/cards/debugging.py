@@ -120,7 +120,7 @@ class Allowed:
 
 
 class Debugging:
-    """See the module.
+    """Keeps regions of failed containers for their developers.
 
     Args:
         operations: has the ledger, and whose port errors are logged.
@@ -361,7 +361,18 @@ class DebugLog:
         self._errors: dict[RegionId, dict[str, int]] = {}
         self._accelerators: dict[RegionId, AfuId | None] = {}
 
-    async def look(self, card: Card) -> None:
+    async def look(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """Log what changed since the last look.
+
+        Args:
+            card: whose regions.
+            observed: what is on them.
+        """
+        await self._look_at_errors(card)
+        if self._operations.ledger.cards.get(card.id) == card:
+            self._look_at_accelerators(observed)
+
+    async def _look_at_errors(self, card: Card) -> None:
         """Log each new set of port errors, once."""
         for region in card.regions:
             if region.id not in self._operations.debugged:
@@ -381,7 +392,7 @@ class DebugLog:
                 shown = {name: f"{value:#x}" for name, value in errors.items()}
                 log.warning("port errors", region=region.id, errors=shown, **about)
 
-    def shows(self, observed: Mapping[RegionId, AfuId | None]) -> None:
+    def _look_at_accelerators(self, observed: Mapping[RegionId, AfuId | None]) -> None:
         """Log what is on them: at the first look, and when it changes."""
         debugged = self._operations.debugged
         self._accelerators = {r: afu for r, afu in self._accelerators.items() if r in debugged}

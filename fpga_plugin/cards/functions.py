@@ -1,4 +1,4 @@
-"""What is said of cards and regions that are not served because of what is on them."""
+"""Messages about cards and regions that are not served because of what is on them."""
 
 import structlog
 
@@ -11,7 +11,7 @@ log = structlog.get_logger()
 
 
 def note(ledger: Ledger, card: Card) -> str:
-    """Why a card's regions are not advertised, for people; empty where they are."""
+    """Why a card's regions are not advertised, for people; empty if they are."""
     if not ledger.naming.serves_functions:
         return "" if card.reprogrammable else f"cannot be reprogrammed: {FUNCTIONS_HINT}"
     if of := _withheld(ledger, card):
@@ -20,14 +20,14 @@ def note(ledger: Ledger, card: Card) -> str:
 
 
 class FunctionNews:
-    """Says it in the log, once until it changes."""
+    """Logs it, once until it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._told: dict[CardId, tuple[str, list[RegionId]]] = {}
 
     def found(self, card: Card) -> None:
-        """A card is there, and the ledger knows what is on it."""
+        """A card was found, and the ledger knows what is on it."""
         ledger = self._ledger
         withheld = _withheld(ledger, card) if ledger.naming.serves_functions else []
         now = note(ledger, card), withheld

@@ -1,7 +1,7 @@
 """The last look before regions are handed over, by whichever API.
 
-The policy may have changed while the regions were programmed, and so may what is on them. After
-this look nothing is waited for until the hand-over is written.
+The policy, and the contents of the regions, may have changed while the regions were programmed.
+Between this look and the written hand-over the plugin waits for nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +18,7 @@ async def last_look(
     plan: Plan,
     permitted: Callable[[], Awaitable[object]],
 ) -> Mapping[RegionId, AfuId | None]:
-    """What is on the plan's regions, under a policy that allows it.
+    """Read the AFU ids of the plan's regions, under a policy that still permits the hand-over.
 
     Args:
         permission: the operator's policy.
@@ -27,7 +27,7 @@ async def last_look(
         permitted: asks the policy once more.
 
     Raises:
-        FpgaPluginError: it is not allowed by now, or cannot be read.
+        FpgaPluginError: the policy forbids it by now, or a region cannot be read.
         NotFinishedError: the policy changed during the look.
     """
     await permitted()

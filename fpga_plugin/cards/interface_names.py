@@ -1,8 +1,8 @@
-"""Follows what the store's manifest calls interface ids, for the names of resources.
+"""Follows the aliases of interface ids in the store's manifest, for the names of resources.
 
-A name is taken away only by a manifest that counts and says otherwise. While there is none, while
-it is being written, or while the store does not answer, resources are called as before: a resource
-that comes and goes with a network file system would take its pods' place in the cluster with it.
+Only a manifest that counts and says otherwise takes an alias away. While there is none, while it is
+being written, or while the store does not answer, resources keep their names: a resource must not
+come and go with a network file system, as its pods would lose their place in the cluster.
 """
 
 from typing import Final, Protocol
@@ -23,14 +23,14 @@ LOOK_SECONDS: Final = 5.0
 
 
 class NameSource(Protocol):
-    """What says what interface ids are called (`StoreReader`)."""
+    """Where aliases of interface ids come from (`StoreReader`)."""
 
     async def interface_aliases(self) -> InterfaceAliases | None:
-        """By interface id; None: there is no manifest that counts."""
+        """The aliases by interface id; None: there is no manifest that counts."""
 
 
 class InterfaceNames:
-    """See the module."""
+    """Follows the manifest's names of interface ids."""
 
     def __init__(self, ledger: Ledger, source: NameSource) -> None:
         self._ledger = ledger
@@ -45,7 +45,7 @@ class InterfaceNames:
             await self.look()
 
     async def look(self) -> None:
-        """Call interface ids as the manifest does now; what is in the way is logged once."""
+        """Take over the manifest's present aliases; each obstacle is logged once."""
         try:
             aliases = await self._source.interface_aliases()
         except FpgaPluginError as error:

@@ -1,8 +1,9 @@
 """Keeps the ledger's view of the hardware: cards that come, go, fail and recover.
 
-A full scan at start and when events were lost; one card's scan for everything else. No periodic
-rescan. Health signals are read with the card's lock held, since they mislead while a PR runs; the
-scan itself is not, so that a pulled card is seen while another of its regions is being programmed.
+It scans everything at the start and when events were lost, and one card at every other event. There
+is no periodic rescan. Health signals are read with the card's lock held, since they mislead while a
+PR runs. The scan itself needs no lock, so that it sees a pulled card while one of its regions is
+being programmed.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import (
     Card,
@@ -44,11 +46,11 @@ _Signals = tuple[CardHealth, _Observed]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a look at a card showed.
+    """The result of a look at a card.
 
     Attributes:
-        found: None: there is none.
-        observed: what its regions show; None: it went meanwhile, or the plugin is not to touch it.
+        found: None: there is no card.
+        observed: its regions' AFU ids; None: it went meanwhile, or the plugin must not touch it.
         health: its signals; None: they were not read.
     """
 
@@ -63,18 +65,18 @@ _REACH = {
     Iommu.NONE: "all of the node's memory",
     Iommu.UNKNOWN: "perhaps all of the node's memory",
 }
-"""What a card's DMA reaches where nothing limits it."""
+"""What a card's DMA reaches if nothing limits it."""
 
 
 class Inventory:
-    """See the module.
+    """Keeps the ledger's view of the hardware.
 
     Args:
         operations: has ledger, backend, blanks and the cards' locks.
         queue: where each card that may have work is added.
-        news: is notified of cards that fail and recover.
+        news: learns of cards that fail and recover.
         reads: of cards that may not answer.
-        cards: which of them the operator lets the plugin touch.
+        cards: the cards that the operator lets the plugin touch.
         interval: seconds between two looks at all cards' health. For as long a signal of trouble
             has to be gone before its region counts as recovered: a card at the edge of its
             temperature limit must not come and go.
@@ -111,10 +113,10 @@ class Inventory:
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions = FunctionNews(operations.ledger)
         self._closing = False
-        self.problems = operations.ledger.problems  # whoever asks for such a card is notified why
+        self.problems = operations.ledger.problems  # why such cards are refused
 
     async def scan(self) -> None:
-        """Everything again; a card that changed meanwhile is left to its own scan."""
+        """Scan everything again; a card that changed meanwhile is left to its own scan."""
         async with self._full_scan:
             self._all_again = False
             before = self._changes.copy()
@@ -134,7 +136,7 @@ class Inventory:
             return _Seen(CardProblem(address, error.message, error.hint))
 
     def _see(self, card_id: CardId, *, health: bool) -> _Seen:
-        """One look, in a thread; with its `health` where nobody works on it.
+        """One look, in a thread; with its `health` if no work runs on it.
 
         Raises:
             HardwareError: sysfs cannot be listed.
@@ -150,7 +152,7 @@ class Inventory:
         return _Seen(found, observed, self._backend.health(found) if idle else None)
 
     async def _take_in(self, card_id: CardId, seen: _Seen, *, since: int | None = None) -> None:
-        """Tell the ledger what a look showed, unless the card changed `since`."""
+        """Take a look's result into the ledger, unless the card changed `since`."""
 
         def outdated() -> bool:
             return since not in {None, self._changes[card_id]}
@@ -183,10 +185,10 @@ class Inventory:
             self._spawn(self.check(card_id))
 
     def _observe(self, card: Card) -> _Observed:
-        """What the regions show; None: it cannot be read.
+        """The regions' AFU ids; None: one cannot be read.
 
         Raises:
-            CardGoneError: a region went, if only to be replaced.
+            CardGoneError: a region went, even if another replaced it.
         """
         observed: _Observed = {}
         for region in card.regions:
@@ -199,7 +201,7 @@ class Inventory:
         return observed
 
     def changed(self, card: CardId | None) -> None:
-        """Something may have changed about a card; None: about any (`EventSource`)."""
+        """A card may have changed; None: any card (`EventSource`)."""
         if self._closing:
             return
         if card is None:
@@ -214,7 +216,7 @@ class Inventory:
                 self._spawn(self.rescan(card))
 
     def _look_later(self, card: CardId) -> None:
-        """A card is not what it was said to be a moment ago: it comes and goes."""
+        """A card has changed since a moment ago, so it comes and goes: look again later."""
         asyncio.get_running_loop().call_later(_SETTLING, self.changed, card)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -231,13 +233,13 @@ class Inventory:
             log.exception("scan failed")
 
     async def rescan(self, card_id: CardId) -> None:
-        """One card again, with its health signals; takes the card's lock for these."""
+        """Scan one card again, with its health signals; takes the card's lock for these."""
         await self.look(card_id)
         if card_id in self._ledger.cards:
             await self.check(card_id)
 
     async def look(self, card_id: CardId) -> None:
-        """One card again, but for its health signals."""
+        """Scan one card again, without its health signals."""
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             try:
@@ -248,7 +250,7 @@ class Inventory:
             await self._take_in(card_id, seen)
 
     async def _blank(self, card: Card) -> AfuId | None:
-        """AFU id of what a card's free regions are blanked with; None: with nothing."""
+        """AFU id of the blank for a card's free regions; None: they are not blanked."""
         if self._ledger.naming.serves_functions or not card.reprogrammable:
             return None
         return await self._blanks.afu_id(card)
@@ -273,12 +275,12 @@ class Inventory:
                 **self._owners(card.id),
             )
             self._recorder.card_failed(card.id, "it went and came back")
-            self._backend.accept_errors(card.id)  # those that it came with are not its own failing
+            self._backend.accept_errors(card.id)  # errors from before are not counted against it
         self._functions.found(card)
         self._queue.add(card.id)
 
     def _say_what_is_exposed(self, card: Card) -> None:
-        """What a scrub does not undo, and no setting of the plugin's mends."""
+        """Log what a scrub does not undo, and no setting of the plugin's mends."""
         before = self._ledger.cards.get(card.id)
         given = self._ledger.obstacles.exposure.note(card) or None
         if card.never_cleared and (before is None or not before.never_cleared):
@@ -308,7 +310,7 @@ class Inventory:
             self._degraded.pop(card_id, None)
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
-        """Who has something of a card, as values of a log line."""
+        """The owners of a card's devices, as values of a log line."""
         allocations = self._ledger.allocations_on(card_id)
         return {
             "owned": [allocation.device for allocation in allocations],
@@ -324,11 +326,11 @@ class Inventory:
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
 
     def degraded(self, card_id: CardId) -> tuple[str, ...]:
-        """A card's signals at the last look that are worth telling and take nothing away."""
+        """A card's signals at the last look that are worth showing and make nothing Unhealthy."""
         return self._degraded.get(card_id, ())
 
     def say_what_is_missing(self, sysfs_root: str) -> None:
-        """After the first scan: a slip in a setting looks like a node without cards."""
+        """Log missing cards after the first scan: a wrong setting looks like a node without any."""
         wanted = self._cards.only or frozenset()
         for card in sorted(wanted - self._ledger.cards.keys() - self.problems.keys()):
             log.warning(
@@ -339,9 +341,7 @@ class Inventory:
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(
                 "no FPGA cards on this node",
-                hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k"
-                " -d ::1200. And"
-                f" the node's /sys has to be mounted at {sysfs_root}"
+                hint=f"{BIND_DRIVERS}. And the node's /sys has to be mounted at {sysfs_root}"
                 " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
             )
 
@@ -354,8 +354,8 @@ class Inventory:
     async def check_all(self) -> None:
         """Read the health signals of all cards.
 
-        First of all that are idle in one turn of a thread, which is all that an idle node costs; a
-        card that does not look as it did is then looked at with its lock held.
+        First it reads all idle cards in one turn of a thread, which is all that an idle node costs.
+        It then looks at each card that has changed with that card's lock held.
         """
         idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
         for card_id in [c for c, problem in self.problems.items() if problem.passing]:
@@ -404,28 +404,27 @@ class Inventory:
                 if self._ledger.cards.get(card_id) == card:
                     self._silent(card)
                 return
-            await self._debugged.look(card)
+            await self._debugged.look(card, {} if signals is None else signals[1])
             if self._ledger.cards.get(card_id) != card:
-                return  # whoever found that out looks at its health next
+                return  # the scan that finds that looks at its health next
             if signals is None:
                 self._look_later(card_id)
                 return
             health, observed = signals
-            self._debugged.shows(observed)
             self._verify(card, observed)
             if self._lacks_guard(card, health):
                 health = await self._guard(card, health)
             self._judged(card, health)
 
     def _lacks_guard(self, card: Card, health: CardHealth) -> bool:
-        """Whether others may change what the plugin made of a card's regions."""
+        """Whether other processes may change a card's regions behind the plugin."""
         made = CLEAN | {Condition.PROGRAMMED}
         return bool(health.unguarded) and any(
             self._ledger.record(region.id).condition in made for region in card.regions
         )
 
     async def _guard(self, card: Card, health: CardHealth) -> CardHealth:
-        """Restore it at once, whoever has the card; where that fails, nobody new gets it."""
+        """Restore the guard at once, owned or not; if that fails, the card gets no new owner."""
         try:
             left = any(self._ledger.left_to_owner(region.id) for region in card.regions)
             missing = await self._workers.run(card.id, self._backend.guard, card, left=left)
@@ -447,7 +446,7 @@ class Inventory:
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
         for region, record in self._ledger.hardware.verify(card.id, observed).items():
             if observed[region] is None:
-                continue  # nobody is known to have changed it; the card's health says why
+                continue  # no change is known; the card's health says why it cannot be read
             log.error(
                 "region changed by another process",
                 region=region,
@@ -478,13 +477,13 @@ class Inventory:
             self._problem(CardProblem(address, SILENT, SILENT_HINT, passing=True))
 
     def _silent(self, card: Card) -> None:
-        """It does not answer: its regions are out of service until it does."""
+        """A card does not answer: its regions are out of service until it does."""
         self._judged(card, _failed(card, SILENT))
 
     def hasten(self, card_id: CardId) -> None:
-        """What is well at the next look is recovered then, however short it has been well.
+        """At the next look, count as recovered whatever is well, however short it has been well.
 
-        Errors that were only counted are no trouble any more.
+        Errors that were only counted no longer count.
         """
         self._backend.accept_errors(card_id)
         for region in self._ledger.failing:
@@ -541,6 +540,6 @@ class Inventory:
 
 
 def _failed(card: Card, message: str) -> CardHealth:
-    """Something that may pass is wrong with the card as a whole."""
+    """The health of a card with a problem as a whole that may pass."""
     fault = Fault(FaultKind.TRANSIENT, message)
     return CardHealth({region.id: fault for region in card.regions})

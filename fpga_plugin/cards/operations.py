@@ -46,13 +46,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class CardOperations:
-    """The collaborators, and what both sides do with them.
+    """The parts that work on cards, and the operations that preparation and scrub share.
 
     Attributes:
-        observer: is notified of each scrub and preparation.
+        observer: called after each scrub and preparation.
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
         returns: how often its card had come back when the work on each region began.
-        clocks: what became of the clock of the image that is on a region.
+        clocks: the clock state of the image that is on a region.
         doubted: regions whose last work failed although the card's signals are well.
     """
 
@@ -68,12 +68,13 @@ class CardOperations:
     doubted: set[RegionId] = field(default_factory=set, init=False)
 
     async def living(self, tenancies: Iterable[Tenancy]) -> Tenancy | None:
-        """The first of these whose processes run, or may; None: all of them are gone.
+        """The first of these whose processes run, or may run; None: all of them are gone.
 
-        The one answer to "is it gone", which needs both: kubelet's word, and a cgroup that is empty
-        or gone. Either alone is not enough: between two containers of a pod the cgroup may be
-        empty, and kubelet loses sight of pods that are deleted by force. Where no pod's cgroup can
-        be seen, or the pod was never known, kubelet's word counts alone (invariant 7).
+        This is the one place that decides whether a tenancy is gone. It needs both kubelet's word
+        and a cgroup that is empty or gone. Either alone is not enough: between two containers of a
+        pod the cgroup may be empty, and kubelet loses sight of pods that are deleted by force. If
+        no pod's cgroup can be seen, or the pod was never known, kubelet's word counts alone
+        (invariant 7).
         """
         for one in sorted(tenancies, key=lambda each: each.pod or ""):
             if not await self._is_gone(one):
@@ -81,13 +82,13 @@ class CardOperations:
         return None
 
     def former(self, region: RegionId) -> frozenset[PodUid]:
-        """Pods that had a region since it was last scrubbed, for those who watch."""
+        """Pods that had a region since it was last scrubbed, for reports."""
         return frozenset(
             one.pod for one in self.ledger.tenancies.left(region) if one.pod is not None
         )
 
     def owner(self, region: RegionId) -> Mapping[str, PodUid]:
-        """Whose region it is, as far as it is known: a value of a log line."""
+        """The region's owner if known: a value of a log line."""
         allocation = self.ledger.region_allocation(region)
         return {} if allocation is None or allocation.pod is None else {"pod": allocation.pod}
 
@@ -110,10 +111,10 @@ class CardOperations:
         """Hold ports exclusively; all of them, or none.
 
         Raises:
-            PortInUseError: somebody has one open.
-            CardGoneError: one is not there.
-            HardwareError: its device number cannot be read.
-            JournalError: who has it cannot be written down.
+            PortInUseError: another process has one open.
+            CardGoneError: one is gone.
+            HardwareError: a device number cannot be read.
+            JournalError: the device numbers cannot be written.
         """
         stack = ExitStack()
         numbers: dict[RegionId, Mapping[Path, DeviceNumber]] = {}
@@ -133,7 +134,7 @@ class CardOperations:
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
         self.begin(card, [region.id for region in regions])
         try:
-            # Inside: who is cancelled meanwhile is notified so when they are open.
+            # Inside: a caller that is cancelled meanwhile learns so once they are open.
             ports = await self.workers.run(card.id, open_all)
             if not any(self._went(card, region.id) for region in regions):
                 self.ledger.hardware.numbered(numbers)
@@ -149,7 +150,7 @@ class CardOperations:
         check: Callable[[], object],
         pod: PodUid | None = None,
     ) -> AsyncIterator["Work"]:
-        """Hold regions' ports, for an owner's `pod` or the operator; at the end tell what was done.
+        """Hold regions' ports, for an owner's `pod` or the operator; report the work at the end.
 
         Raises:
             FpgaPluginError: a port cannot be held (`ports`), or the work must not begin (`check`).
@@ -169,7 +170,7 @@ class CardOperations:
                         self.report(report)
 
     def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
-        """Work on these regions is about the card that is there now, and no later one."""
+        """Bind the work on these regions to the card that is present now, not a later one."""
         for region in regions:
             if self.returns.get(region) != (returns := self.ledger.returns[card.id]):
                 self.doubted.discard(region)
@@ -188,8 +189,8 @@ class CardOperations:
 
         `pr`: a partial reconfiguration is part of it; `blank`: it is the blank bitstream's.
 
-        Whatever goes wrong, the ledger knows afterwards: FAULTED for what only an operator or a
-        rebind mends, DIRTY for what a later scrub may mend.
+        After any failure the ledger has the condition: FAULTED if only an operator or a rebind can
+        mend it, DIRTY if a later scrub may.
 
         Raises:
             FpgaPluginError: it failed.
@@ -201,13 +202,13 @@ class CardOperations:
                     await self.workers.run(card.id, function)
             else:
                 await self.workers.run(card.id, function)
-            # Asked before, too, it would protect nobody: as long as the card's lock is held, no
+            # A check before the step would protect nothing more: while the card's lock is held, no
             # container starts on whatever card is there by now.
             self._check_still_there(card, region)
             if pr:
                 self.doubted.discard(region)
         except WrongImageError as error:
-            # A tenant's file may be mislabelled; only the blank's AFU id reports the region.
+            # A tenant's file may be mislabelled; only a blank's wrong AFU id shows a fault.
             report.failed(error)
             if blank:
                 self.ledger.work.faulted(region, error.message)
@@ -236,7 +237,7 @@ class CardOperations:
             raise
 
     def _went(self, card: Card, region: RegionId) -> bool:
-        """Whether the card went since `begin`, if only to come back."""
+        """Whether the card went since `begin`, even if it came back."""
         return self.returns[region] != self.ledger.returns[card.id]
 
     def _check_still_there(self, card: Card, region: RegionId) -> None:
@@ -251,7 +252,7 @@ class CardOperations:
         )
 
     async def _judge(self, card: Card, report: Report, error: HardwareError) -> None:
-        """Does the hardware itself report trouble that passes, or is the region lost?
+        """Decide whether the hardware reports trouble that may pass, or the region is lost.
 
         A PR that failed before anything was written leaves a port that still answers; one that
         failed on the way leaves it poisoned, which reads as such. Any other failure of which the
@@ -295,7 +296,7 @@ class CardOperations:
     ) -> None:
         """Scrub a region but for its card's memory; it stays SCRUBBING.
 
-        `keep`: what is on it stays (`Naming.keeps`).
+        `keep`: its function stays (`Naming.keeps`).
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
@@ -318,11 +319,11 @@ class CardOperations:
         settings: DriverSettings,
         report: Report,
     ) -> ClockPlan:
-        """What an image's clock is to be; before the PR, and after a scrub gave the default back.
+        """Plan an image's clock; before the PR, and after a scrub restored the default.
 
         Raises:
-            FpgaPluginError: the image would run too fast, or the card says nonsense; the region is
-                as it was.
+            FpgaPluginError: the image would run too fast, or the card's values make no sense; the
+                region is unchanged.
         """
         try:
             made = known_without_card(region.id, bitstream, settings)
@@ -344,11 +345,11 @@ class CardOperations:
         return made
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
-        """Clear the card's memory, unless somebody may still use it; then that stays pending.
+        """Clear the card's memory, unless another region may still use it: then it stays pending.
 
-        The knobs belong to the card: they would wipe a neighbour's memory too. And while another
-        region is not clean, what is on it may write the memory again: only when all are, the clear
-        is paid.
+        The knobs belong to the card: they would wipe a neighbour's memory too. While another region
+        is not clean, its image may write the memory again. So the clear is done only once all
+        regions are clean.
 
         Raises:
             FpgaPluginError: it failed; none of `reports`' regions may be given out.
@@ -371,7 +372,7 @@ class CardOperations:
                 card, first, lambda: steps.clear_memory(self.backend, card, first), pr=False
             )
         except FpgaPluginError as error:
-            # One card, one memory: what was concluded of the first holds for all.
+            # One card, one memory: the conclusion for the first region holds for all.
             lost = self.ledger.record(first.region).condition is Condition.FAULTED
             for report in others:
                 report.failed(error)
@@ -386,7 +387,7 @@ class CardOperations:
             self.ledger.work.set_memory_clear_pending(card.id, open_=False)
 
     def report(self, report: Report) -> None:
-        """Log what was done to a region, and tell the observer."""
+        """Log the work on a region, and call the observer."""
         fields: dict[str, object] = {
             "region": report.region,
             "steps": {step.name: round(step.seconds, 6) for step in report.steps},
@@ -405,7 +406,7 @@ class CardOperations:
         self.observer.reported(report)
 
     def settle(self, regions: Iterable[RegionId]) -> None:
-        """No region may stay SCRUBBING when nobody works on it."""
+        """Mark regions DIRTY that are still SCRUBBING although the work has ended."""
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
         if left:
             self.ledger.work.dirty(left, "the work on it was not finished")
@@ -413,14 +414,14 @@ class CardOperations:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is done for one owner, or for the operator, to regions whose ports are held.
+    """Work for one owner, or for the operator, on regions whose ports are held.
 
     Attributes:
-        operations: on whose card.
+        operations: shared by all work.
         card: with its lock held.
         ports: of the regions.
-        reports: of each of them.
-        check: raises when it must not go on; asked before each step that begins.
+        reports: of the regions.
+        check: called before each step; raises if the work must not go on.
     """
 
     operations: CardOperations
@@ -437,7 +438,7 @@ class Work:
     ) -> None:
         """Scrub regions but for the card's memory, whose clear is pending from now on.
 
-        `keeping`: those whose function stays (`Naming.keeps`).
+        `keeping`: regions whose function stays (`Naming.keeps`).
 
         Raises:
             FpgaPluginError: one failed, and the ledger knows.
@@ -466,7 +467,7 @@ class Work:
     ) -> ClockPlan:
         """Bring a clean region, or its owner's own, to an image; or confirm that it has a function.
 
-        `quiesce`: what is on it ran before. The region stays SCRUBBING.
+        `quiesce`: its present image may have run. The region stays SCRUBBING.
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
@@ -480,7 +481,7 @@ class Work:
             else of_function(settings)
         )
         self.check()  # the clock was read meanwhile
-        # Until a blank replaces an image, it is known: nobody takes it for a function.
+        # The ledger remembers an image until a blank replaces it: it never counts as a function.
         tenant = image.afu_id if isinstance(image, Bitstream) else None
         operations.ledger.work.working([region.id], image=tenant)
 

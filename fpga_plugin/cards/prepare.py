@@ -1,7 +1,7 @@
 """Preparation: bring the regions of a PreStart into the state that the container asks for.
 
-Whatever was missed before, here a region is scrubbed if it was not since its last owner,
-programmed, and verified, or the container does not start (invariant 2).
+A region that was not scrubbed since its last owner is scrubbed here, whatever was missed before.
+It is then programmed and verified. Else the container does not start (invariant 2).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
 RESET_SECONDS = 240.0
-"""For which a preparation waits for a card's reset and scrub; calls end before, kubelet retries."""
+"""Seconds to wait for a card's reset and scrub; calls end earlier, and kubelet retries."""
 
 
 class TenancyActiveError(RefusedError):
@@ -40,7 +40,7 @@ class TenancyActiveError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class ProgramTarget:
-    """What a container asks of a region.
+    """An image that a container asks for.
 
     Attributes:
         bitstream: to be programmed.
@@ -52,7 +52,7 @@ class ProgramTarget:
 
     @property
     def afu_id(self) -> AfuId:
-        """What the region reads as once it is programmed."""
+        """The AFU id that the region shows once it is programmed."""
         return self.bitstream.afu_id
 
 
@@ -62,7 +62,7 @@ class FunctionTarget:
 
     Attributes:
         afu_id: of the function.
-        settings: as of a `ProgramTarget`.
+        settings: as for a `ProgramTarget`.
     """
 
     afu_id: AfuId
@@ -75,8 +75,8 @@ class Plan:
 
     Attributes:
         lease: on the allocations of the call's devices, as they were when the plan was made.
-        pod: their owner, if kubelet's records tell.
-        targets: what each region is to become; None: blank.
+        pod: their owner, if kubelet's records show it.
+        targets: one for each region; None: blank.
         instance: the kubelet instance that asked. A later one may start the owner's containers
             without PreStart until the plugin has registered with it.
     """
@@ -106,13 +106,13 @@ class Preparer:
         self._reads = reads
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
-        """Do it; returns each region's record as its own card's work left it.
+        """Carry out a plan; returns each region's record as its own card's work left it.
 
-        The cards end at different times: what happens to one of them while another is still worked
-        on makes its record another one than is returned.
+        The cards end at different times. A card may change while work on another goes on; its
+        record then differs from the one returned.
 
         Raises:
-            FpgaPluginError: not all regions are as asked; the ledger knows what each one is.
+            FpgaPluginError: not all regions are as asked; the ledger has each one's condition.
         """
         cards: dict[CardId, list[RegionId]] = {}
         for region in plan.targets:
@@ -131,7 +131,7 @@ class Preparer:
         return records
 
     async def read_back(self, plan: Plan) -> dict[RegionId, AfuId | None]:
-        """What is on the plan's regions now; None: it cannot be read, or a region is gone.
+        """The AFU ids of the plan's regions now; None: unreadable, or the region is gone.
 
         Raises:
             SilentCardError: a card does not answer.
@@ -156,7 +156,7 @@ class Preparer:
         records: Mapping[RegionId, RegionRecord],
         observed: Mapping[RegionId, AfuId | None],
     ) -> None:
-        """What was prepared is still there, as it was left and as the container asks for.
+        """Check that the regions are still as they were prepared and as the container asks.
 
         Args:
             plan: what was carried out.
@@ -187,11 +187,11 @@ class Preparer:
             )
 
     def check(self, plan: Plan, *, mending: bool = False) -> None:
-        """The plan still holds: same allocations, same kubelet, same nodes, sound hardware.
+        """Check that the plan holds: same allocations, same kubelet, same nodes, sound hardware.
 
         Args:
-            plan: which.
-            mending: a poisoned port that may be recovered passes for sound.
+            plan: to be carried out.
+            mending: a poisoned port that may be recovered counts as sound.
 
         Raises:
             RefusedError: it does not.
@@ -220,7 +220,7 @@ class Preparer:
     async def _card(
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
     ) -> dict[RegionId, RegionRecord]:
-        """One card's part of a plan; returns what is known of its regions at the end."""
+        """One card's part of a plan; returns its regions' records at the end."""
         await self._wait_for_reset(plan, card_id, region_ids)
         async with self._operations.workers.lock(card_id):
             self.check(plan, mending=True)
@@ -251,10 +251,11 @@ class Preparer:
     async def _wait_for_reset(
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
     ) -> None:
-        """Until the queue's worker has reset a card after its last owner.
+        """Wait until the queue's worker has reset a card after its last owner.
 
-        A reset ends everybody who has a node of the card, and may move the node: it is not done in
-        a PreStart, whose call it may outlast. Without the card's lock, which the worker needs.
+        A reset ends every process that has a node of the card, and may move the node. It may
+        outlast a PreStart's call, so the worker does it. The worker needs the card's lock, so this
+        waits without it.
 
         Raises:
             FpgaPluginError: the plan no longer holds, or a former owner still runs.
@@ -300,10 +301,10 @@ class Preparer:
         )
 
     async def _refuse_living(self, plan: Plan, region_ids: list[RegionId]) -> None:
-        """Whether a pod that had one of these regions before still runs.
+        """Check that no earlier pod of these regions still runs.
 
         Raises:
-            TenancyActiveError: it does.
+            TenancyActiveError: one does.
         """
         operations = self._operations
         former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
@@ -351,7 +352,7 @@ class Preparer:
         whole = len(regions) == card.ports
         if dirty or (whole and card.id in ledger.memory_clear_pending):
             self.check(plan)
-            # Those that were scrubbed first; the call's others are not a neighbour's either.
+            # Scrubbed regions first; the call's other regions are not a neighbour's either.
             order = sorted(work.reports.values(), key=lambda report: not report.scrubbed)
             await operations.clear_memory(card, {report.region: report for report in order})
         if whole and card.clears_memory and card.id in ledger.memory_clear_pending:

@@ -1,7 +1,7 @@
-"""What is read of cards while others work on them: a card that does not answer holds up no other.
+"""Reads cards beside the work on them: a card that does not answer holds up no other.
 
-A read of a sick card's attribute may wait in the kernel for ever. Each card's reads take a thread
-of their own then, as its work does (`cards.workers`), and whoever waits is notified.
+A read of a sick card's attribute may wait in the kernel for ever. So each card's reads can have a
+thread of their own, as its work does (`cards.workers`), and the caller gets an error in time.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class SilentCardError(HardwareError):
 
 
 class CardReads:
-    """See the module."""
+    """Reads cards in threads, so that a card that hangs holds up no other."""
 
     def __init__(self) -> None:
         self._threads: KeyedThreads[CardId] = KeyedThreads("cards")
@@ -52,7 +52,7 @@ class CardReads:
         """Call a blocking function for many cards, in one thread as long as all of them answer.
 
         Returns:
-            What they answered, and which of them do not. Those that somebody else reads at the
+            Their answers, and the cards that do not answer. Cards that another call reads at the
             moment are in neither.
         """
         return await self._threads.each(cards, function, seconds=CARD_SECONDS)

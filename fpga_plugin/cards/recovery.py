@@ -2,12 +2,12 @@
 
 A failed PR leaves a port that no reset mends; only taking the card's PCI driver off and putting it
 on again does (`hardware/dfl/rebind`). That takes all regions of the card away for a moment, and
-crashes the kernel where a port is open, so it is done only when nobody but the pod whose PreStart
-waits has anything of the card, and only after kubelet was notified that the card is Unhealthy.
-Allocate refuses the card meanwhile, so nobody can come in between.
+crashes the kernel if a port is open. So the plugin does it only if no pod has anything of the card
+but the one whose PreStart waits, and only after kubelet was sent the card as Unhealthy. Allocate
+refuses the card meanwhile, so no other pod can come in between.
 
-A card that rebinding does not help must not be rebound for ever: after each attempt there is a
-pause, and it doubles.
+A card that rebinding does not help must not be rebound for ever: a pause follows each attempt, and
+it doubles.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LONGEST_PAUSE = 3600.0
 
 @dataclass(slots=True)
 class _Attempts:
-    """Those on a card: none before `after`, in the event loop's seconds."""
+    """Attempts on a card: none before `after`, in the event loop's seconds."""
 
     pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
     after: float = 0.0
@@ -110,9 +110,9 @@ class Recovery:
         return last is None or self._now() >= last.after
 
     def due(self, card: Card) -> bool:
-        """Whether a card that nobody has should be rebound now.
+        """Whether a card without an owner should be rebound now.
 
-        A drained one only when the operator asks: he was told that it may be pulled.
+        A drained one only if the operator asks: the plugin has told him that he may pull it.
         """
         return (
             self.may(card.id)
@@ -122,9 +122,9 @@ class Recovery:
         )
 
     async def reset(self, card: Card, report: Report) -> Card | None:
-        """Reset a card whose last owner is gone; with its lock held. None: it is not there then.
+        """Reset a card whose last owner is gone; with its lock held. None: it is gone afterwards.
 
-        The journal has it meanwhile, as of a rebind: a plugin that dies finishes it at its start.
+        The journal records it, like a rebind: if the plugin dies, its next start finishes it.
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
@@ -134,29 +134,29 @@ class Recovery:
         await operations.step(
             card, report, lambda: steps.reset_card(operations.backend, card, report), pr=True
         )
-        # Its node may be another one by now: nobody may be given the former.
+        # Its node may be another one by now: no container may get the former one.
         await self._inventory.look(card.id)
         ledger.hardware.set_rebinding(card.id, rebinding=False)
         return ledger.cards.get(card.id)
 
     def left_over(self, card: Card) -> bool:
-        """Whether the ledger takes a card that has its driver for one that is being rebound.
+        """Whether the ledger still counts a card as being rebound although it has its driver.
 
-        So it is after a rebind whose end could not be journalled, and where somebody else put the
-        driver on. Says something only with the card's lock held.
+        This happens after a rebind whose end could not be journalled, or if someone else bound the
+        driver. The answer counts only with the card's lock held.
         """
         return card.id in self._ledger.rebinding
 
     def finish(self, card: Card) -> None:
-        """That card is in service again; with its lock held.
+        """Put a rebound card into service again; with its lock held.
 
         Raises:
-            JournalError: it cannot be written down: to be tried again.
+            JournalError: it cannot be written; try again.
         """
         self._ledger.hardware.set_rebinding(card.id, rebinding=False)
 
     def ask(self, card_id: CardId) -> None:
-        """The operator wants it tried again at once, in service or not."""
+        """The operator asks for another attempt at once, in service or not."""
         self._asked.add(card_id)
         self._attempts.pop(card_id, None)
 
@@ -165,7 +165,7 @@ class Recovery:
 
         Args:
             card: with its lock held by the caller, who has closed its ports.
-            owner: the devices of the PreStart that waits; empty for a card that nobody has.
+            owner: the devices of the PreStart that waits; empty for a card without an owner.
         """
         if not self.may(card.id):
             return False
@@ -187,7 +187,7 @@ class Recovery:
             return False
 
     async def _hindrance(self, card: Card, owner: AbstractSet[DeviceId]) -> str:
-        """What forbids it now; empty: nothing. Open ports are looked for later, in one turn."""
+        """Why it must not be done now; empty: it may. Open ports are checked later, in one turn."""
         ledger = self._ledger
         for one in ledger.obstacles.against(Stops.REBIND, card.id):
             if one.device not in owner:

@@ -1,4 +1,4 @@
-"""What happened to a region, for those who watch: logs, the demo, metrics and events."""
+"""Reports of the work on regions, for logs, the demo, metrics and Events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ class Report:
     """The steps of one region's scrub or preparation, in order.
 
     Attributes:
-        region: which region.
+        region: its id.
         scrubbed: whether a scrub was part of it.
         afu_id: what its AFU id reads afterwards; None if it was not read.
         error: what went wrong; empty if nothing did.
         failure: the kind of error in a word (`FpgaPluginError.kind`); empty if there was none.
-        pod: the owner meanwhile; None where there is none, or it is not known.
+        pod: the owner meanwhile; None: there is none, or it is unknown.
         former: pods that owned the region since it was last scrubbed.
     """
 
@@ -56,13 +56,13 @@ class Report:
             self.error, self.failure = repr(error), "unexpected"
 
     def concerned(self) -> Mapping[str, object]:
-        """Whose region it is and was, as far as it is known: values of a log line."""
+        """The region's known present and former owners: values of a log line."""
         known: dict[str, object] = {} if self.pod is None else {"pod": self.pod}
         return known | ({"former": self.former} if self.former else {})
 
 
 class ReportObserver(Protocol):
-    """Is notified what was done to regions. Must not raise."""
+    """Gets reports of the work on regions. Must not raise."""
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared, or that failed."""

@@ -1,11 +1,11 @@
-"""Release: what nobody uses any more is scrubbed, and comes back to the list if it has no owner.
+"""Scrubs regions that are no longer used; a free one then comes back to the list.
 
-An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
-kubelet may yet start the new owner's container without asking (after its restart).
+A region may already have a new owner that has not begun. It is scrubbed too, since kubelet, after
+its restart, may start the new owner's container without PreStart.
 
-It is the worker of the queue of cards (`queue`). A region whose earlier tenant still runs, or whose
-port somebody has open, waits; everything else goes on. What had begun stops between two regions
-when kubelet restarts.
+The scrubber is the worker of the queue of cards (`queue`). A region waits if its earlier tenant
+still runs or a process has its port open; everything else goes on. When kubelet restarts, the work
+stops between two regions.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blank:
-    """What a region is scrubbed with; None under best-effort."""
+    """The blank bitstream for a region's scrub; None under best-effort."""
 
     image: Bitstream | None = None
 
 
 _KEEP = _Blank()
-"""With nothing: its function stays (`Naming.keeps`)."""
+"""No blank bitstream: the function stays (`Naming.keeps`)."""
 
 
 class Scrubber:
@@ -54,7 +54,7 @@ class Scrubber:
 
     Args:
         operations: what is done to a card.
-        recovery: of poisoned ports of cards that nobody has.
+        recovery: of poisoned ports of cards without an owner.
         queue: where cards that may have work are added.
     """
 
@@ -68,7 +68,7 @@ class Scrubber:
 
     def _changed(self, card: CardId | None) -> None:
         """An allocation's end may leave regions of other cards dirty too, whose numbers moved."""
-        # What works on a card sees what changes, and much of that is its own doing.
+        # Work on a card sees changes itself, and causes many of them.
         if card is not None and not self._queue.busy(card):
             self._queue.add(card)
 
@@ -82,11 +82,11 @@ class Scrubber:
                 self._queue.add(card.id)
 
     def waits_for(self, region: RegionId) -> str:
-        """What the scrub of a DIRTY region waited for at the last look; empty: for nothing."""
+        """What the scrub of a DIRTY region waited for at the last look; empty: nothing."""
         return self._waits.get(region, "")
 
     def has_work(self, card_id: CardId) -> bool:
-        """Whether anything is to be done to a card, now or once somebody is gone."""
+        """Whether a card has work, now or once a tenant is gone."""
         card = self._operations.ledger.cards.get(card_id)
         return card is not None and bool(
             self._due(card)
@@ -128,7 +128,7 @@ class Scrubber:
         ]
 
     def _nobody_runs(self, region: Region) -> bool:
-        """Whether no container has the region, as far as kubelet told.
+        """Whether no container has the region, by kubelet's calls.
 
         It has no owner, or none of its owner's containers began yet, or as many ended as began.
         """
@@ -174,7 +174,7 @@ class Scrubber:
             return await self._scrub_due(card, blanks)
 
     async def _scrub_due(self, card: Card, blanks: Mapping[RegionId, _Blank]) -> Outcome:
-        """Scrub what is due of a card; after an owner one that `resets` is reset before."""
+        """Scrub a card's due regions; a card that `resets` is reset first after an owner."""
         operations = self._operations
         reports: dict[RegionId, Report] = {}
         if ended := self._ended(card, blanks):
@@ -189,7 +189,7 @@ class Scrubber:
                 for region in held:
                     reports.setdefault(region.id, self._begin_report(region.id))
                 scrubbed = await self._scrub(card, blanks, held, reports, instance)
-            # Closed first: who hears that a region is clean finds its port free.
+            # Closed first: once a region is reported clean, its port is free.
             self._clean(card, scrubbed, reports, blanks, ended)
         finally:
             operations.settle(reports)
@@ -200,9 +200,9 @@ class Scrubber:
         return Outcome.DONE if clean and all(clean) else Outcome.WAIT
 
     async def _blanks(self, card: Card) -> dict[RegionId, _Blank]:
-        """What each region that is due is to be scrubbed with; those that cannot be are left out.
+        """The blank for each due region; regions that cannot be scrubbed are left out.
 
-        Decided once for the whole scrub: owners may come and go in it.
+        Decided once for the whole scrub: owners may come and go meanwhile.
         """
         ledger = self._operations.ledger
         blank: _Blank | None = None
@@ -225,7 +225,7 @@ class Scrubber:
     def _ended(self, card: Card, blanks: Mapping[RegionId, _Blank]) -> frozenset[RegionId]:
         """Regions of a card that is reset between owners, whose last owner's allocation ended.
 
-        What runs on a region between two containers of one allocation is replaced, and no more.
+        Between two containers of one allocation only the image is replaced, without a reset.
         """
         ledger = self._operations.ledger
         return frozenset(
@@ -243,7 +243,7 @@ class Scrubber:
     async def _reset(
         self, card: Card, ended: frozenset[RegionId], reports: dict[RegionId, Report]
     ) -> Card | None:
-        """The card once it was reset; None: that has to wait, or failed."""
+        """Reset the card and return it; None: the reset has to wait, or failed."""
         operations = self._operations
         regions = [region for region in self._due(card) if region.id in ended]
         for region in regions:
@@ -270,7 +270,7 @@ class Scrubber:
             operations.settle(ended)
 
     async def _give_back(self, card: Card) -> None:
-        """Drivers that were bound for a region go when nobody has it any more."""
+        """Unbind drivers that were bound for a region once it has no owner."""
         operations = self._operations
         for region in self._bound_by_plugin(card):
             try:
@@ -305,7 +305,7 @@ class Scrubber:
     async def _take(
         self, card: Card, blanks: Mapping[RegionId, _Blank], stack: AsyncExitStack
     ) -> dict[Region, Port]:
-        """Hold the ports of those regions that nobody uses."""
+        """Hold the ports of those regions that are not in use."""
         operations = self._operations
         held: dict[Region, Port] = {}
         for region in self._due(card):
@@ -342,7 +342,7 @@ class Scrubber:
     async def _running_owner(self, region: Region) -> PodUid | None:
         """The owner whose containers ended as often as they began, and which runs some.
 
-        Kubelet may tell the end of one container twice, while its successor runs.
+        Kubelet may report the end of one container twice, while its successor runs.
         """
         allocation = self._operations.ledger.region_allocation(region.id)
         if allocation is None or allocation.pod is None or not allocation.used:
@@ -371,10 +371,10 @@ class Scrubber:
         reports: Mapping[RegionId, Report],
         instance: int,
     ) -> list[RegionId]:
-        """Returns which of them were scrubbed, the card's memory included.
+        """Scrub regions; returns those that were scrubbed, with the card's memory.
 
-        `instance`: of kubelet, in which nobody used them. The next one may start an owner's
-        containers without PreStart; what it has reported as in use since does not show them.
+        `instance`: the kubelet instance in which they were unused. The next one may start an
+        owner's containers without PreStart; its records since then do not show them.
         """
         operations, ledger = self._operations, self._operations.ledger
         if not held:

@@ -1,8 +1,8 @@
-"""What is done to a region, step by step, with its port held exclusively.
+"""The steps of work on a region, with its port held exclusively.
 
 All of it blocks and belongs into the card's thread. A scrub is: quiesce, clear port errors,
 restore driver defaults, program the blank bitstream, verify. On-card memory belongs to the card,
-not to a region: `clear_memory` clears it when whoever scrubs finds that no neighbour uses it.
+not to a region: the scrub calls `clear_memory` once no neighbour uses it.
 """
 
 import time
@@ -40,7 +40,7 @@ def timed(report: Report, name: str) -> Iterator[Notes]:
 
 
 def quiesce(backend: Backend, card: Card, region: Region, port: Port, report: Report) -> None:
-    """Stop the accelerator, forget its errors, take its driver parameters back.
+    """Stop the accelerator, clear its errors, restore its driver parameters.
 
     Raises:
         HardwareError: a step failed.
@@ -57,7 +57,7 @@ def quiesce(backend: Backend, card: Card, region: Region, port: Port, report: Re
 def set_parameters(
     backend: Backend, card: Card, region: Region, clock: ClockPlan, report: Report
 ) -> None:
-    """Set driver parameters, unless they are the defaults; notes what becomes of the clock.
+    """Set driver parameters, unless they are the defaults; notes the clock.
 
     Raises:
         FpgaPluginError: the driver refused.
@@ -98,10 +98,10 @@ def verify(port: Port, expected: AfuId, report: Report) -> None:
 
 
 def confirm(port: Port, expected: AfuId, report: Report) -> None:
-    """A region holds the function that its owner was promised.
+    """Check that a region holds the function that its owner was promised.
 
     Raises:
-        RefusedError: it holds another by now.
+        RefusedError: it holds another one.
         HardwareError: it cannot be read.
     """
     with timed(report, "verify") as notes:
@@ -125,7 +125,7 @@ def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend'
     *,
     keep: bool = False,
 ) -> None:
-    """Everything of a scrub but the card's memory.
+    """Scrub a region, all but the card's memory.
 
     Without a blank bitstream (best-effort) the last image stays, reset. `keep`: so does a function
     that came with the card, which has to be without errors then.
@@ -142,7 +142,7 @@ def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend'
             notes.text = f"function {report.afu_id} stays, reset; its own memory is not cleared"
     elif blank is not None:
         program(port, blank, report, name="program blank")
-        # What the last image kept raising has no source any more.
+        # The source of errors that the last image kept raising is gone.
         backend.clear_errors(card)
         _no_errors_left(port, report, region, "blanked")
     else:
@@ -162,10 +162,10 @@ def _no_errors_left(port: Port, report: Report, region: Region, what: str) -> No
 
 
 def reset_card(backend: Backend, card: Card, report: Report) -> None:
-    """Reset the card as a whole, which ends everybody who has a node of it.
+    """Reset the card as a whole, which ends every process with a node of it.
 
     Raises:
-        PortInUseError: somebody does not end.
+        PortInUseError: a process does not end.
         HardwareError: it failed.
     """
     with timed(report, "reset card"):

@@ -1,4 +1,4 @@
-"""What each region of a call is to become: requests given to regions, and their bitstreams read."""
+"""Decides what each region of a call becomes: matches requests to regions, reads bitstreams."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -45,14 +45,14 @@ _MAX_AT_ONCE = 1000
 
 
 class Targets:
-    """See the module.
+    """Turns requests into what each region is to become, with the bitstream read.
 
     Args:
         operations: has the ledger and the backend.
         store: where bitstreams come from.
         reads: of cards that may not answer.
-        recorder: is notified of variables that mean nothing.
-        unknown: what is done about those.
+        recorder: makes Events of variables that have no meaning.
+        unknown: whether such variables are refused.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class Targets:
         self._reads = reads
 
     def named(self, error: FpgaPluginError) -> FpgaPluginError:
-        """The same error for people: with what the store's manifest calls the ids in it.
+        """The same error for people: ids get their names of the store's manifest.
 
-        By the names that were read last: the call's time may be up, and no store is waited for.
+        It uses the names that were read last: the call's time may be up, so it waits for no store.
         """
         return self._store.known_names.error(error)
 
     async def requests(
         self, identity: Identity, devices: Sequence[DeviceId], env: Mapping[str, str]
     ) -> tuple[FpgaRequest, ...]:
-        """What a container asks for, by ids; says which of its FPGA_* variables mean nothing.
+        """What a container asks for, by ids; reports its FPGA_* variables that have no meaning.
 
-        What a bitstream is called is looked up here, once a call: the policy is asked about the
-        same bitstream that is programmed.
+        Names of bitstreams are looked up here, once a call: so the policy is asked about the same
+        bitstream that is programmed.
 
         Raises:
-            InvalidRequestError: a request is wrong, or a variable means nothing and none such may
-                be there.
-            FpgaPluginError: the manifest, which says what bitstreams are called, cannot be read.
+            InvalidRequestError: a request is wrong, or a variable has no meaning and such variables
+                are refused.
+            FpgaPluginError: the manifest, which has the names of bitstreams, cannot be read.
         """
-        # A tenant who has ten thousand variables does not stop the loop.
+        # Ten thousand variables of a tenant must not stop the event loop.
         many = len(env) > _MAX_AT_ONCE
         first, count = (
             await asyncio.to_thread(unknown_variables, env) if many else unknown_variables(env)
@@ -106,10 +106,10 @@ class Targets:
     def _tell(
         self, identity: Identity, devices: Sequence[DeviceId], variables: list[str], count: int
     ) -> None:
-        """Say what means nothing.
+        """Report variables without a meaning.
 
         Raises:
-            InvalidRequestError: it may not be there.
+            InvalidRequestError: such variables are refused.
         """
         log.warning(
             "FPGA_* variables mean nothing",
@@ -135,9 +135,9 @@ class Targets:
         *,
         resources: Collection[ResourceName] = (),
     ) -> dict[RegionId, ProgramTarget | FunctionTarget | None]:
-        """What the regions of these devices are to become; None: blank.
+        """The target of each region of these devices; None: blank.
 
-        `resources`: all that the container has, as far as it is known.
+        `resources`: all that the container is known to have.
 
         Raises:
             InvalidRequestError: no request fits, or a parameter is out of its limits.
@@ -170,7 +170,7 @@ class Targets:
     async def exactly(
         self, requests: Mapping[RegionId, FpgaRequest | None]
     ) -> dict[RegionId, ProgramTarget | None]:
-        """What regions are to become of which each one's request is known; None: blank.
+        """The targets of regions, given the request of each; None: blank.
 
         Raises:
             FpgaPluginError: see `of`.
@@ -190,7 +190,7 @@ class Targets:
         return targets
 
     def _function(self, devices: tuple[DeviceId, ...]) -> tuple[InterfaceId, AfuId] | None:
-        """What the call's regions hold, where they are handed over with it."""
+        """The function of the call's regions, if they are handed over with it."""
         for device in devices:
             allocation = self._ledger.allocations.get(device)
             if (
@@ -215,7 +215,7 @@ class Targets:
 
 
 def resolved(requests: Sequence[FpgaRequest], aliases: Aliases) -> tuple[FpgaRequest, ...]:
-    """The same requests with bitstreams' ids in place of what people call them.
+    """The same requests with bitstreams' ids in place of their names.
 
     Raises:
         InvalidRequestError: the store's manifest gives a name to no bitstream of that interface id.

@@ -2,12 +2,12 @@
 
 The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
 behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
-The thread ends when nobody holds the card's lock any more; 256 idle cards cost nothing. What only
-reads a card waits for none of this (`cards.reads`).
+The thread ends when no task holds the card's lock any more; 256 idle cards cost nothing. Mere reads
+of a card do not wait for this (`cards.reads`).
 
-A thread cannot be interrupted. Whoever is cancelled while one works for him waits for its end
-first: else the card's lock would be free while it is worked on, and what the thread opened would be
-nobody's to close.
+A thread cannot be interrupted. A task that is cancelled while a thread works for it waits for the
+thread's end first. Else the card's lock would be free during the work, and no task would close what
+the thread opened.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class CardWorkers:
     """Locks and threads of the cards.
 
     Args:
-        programming: is notified which regions have work in flight that the process's death would
-            not stop; before the first and after the last of it.
+        programming: called with the regions whose work in flight would outlast the process's
+            death, before the first and after the last of it.
     """
 
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
@@ -47,7 +47,7 @@ class CardWorkers:
                 yield
 
     def locked(self, card: CardId) -> bool:
-        """Whether somebody holds the card's lock."""
+        """Whether a task holds the card's lock."""
         return card in self._locks and self._locks[card].locked()
 
     async def run(
@@ -65,7 +65,7 @@ class CardWorkers:
     async def finish(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Like `run`, also while the plugin is ending: for what gives things back."""
+        """Like `run`, but also while the plugin ends: for work that gives things back."""
         return await self._run(card, lambda: function(*args, **kwargs))
 
     async def _run(self, card: CardId, function: Callable[[], T]) -> T:
@@ -78,7 +78,7 @@ class CardWorkers:
                 except asyncio.CancelledError as error:
                     cancelled = error
             if cancelled is not None:
-                work.exception()  # nobody is told, and asyncio does not complain of that
+                work.exception()  # the caller was cancelled: keep asyncio from complaining
                 raise cancelled
             return work.result()
 
@@ -111,5 +111,5 @@ class CardWorkers:
             self._tell(frozenset(self._in_flight))
 
     def close(self) -> None:
-        """Begin nothing new; what runs now is waited for by whoever awaits it."""
+        """Begin nothing new; each caller still awaits its own work."""
         self._closing = True

@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fpga_plugin.bitstreams import actions
 from fpga_plugin.bitstreams.kinds import BLANK
@@ -25,7 +25,7 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
-from fpga_plugin.settings.settings import TrustMode
+from fpga_plugin.settings.settings import Settings, TrustMode
 
 if TYPE_CHECKING:
     # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
@@ -38,6 +38,9 @@ _OF_PATH = "PATH=NAME with PATH <interface id>/<bitstream id>.gbs, .aocx or .xcl
 _WIDTH = 78  # of a description; of options it is the terminal's
 
 
+_DEFAULTS: Final = Settings()
+
+
 def add_bitstream_parser(
     subparsers: "Subparsers",
     default_store: str,
@@ -46,7 +49,7 @@ def add_bitstream_parser(
     keys_dir: str | None = None,
     guarded: bool = True,
     state_dir: str | None = None,
-    prefixes: tuple[str, str] = ("fpga.intel.com", "fpga.amd.com"),
+    prefix_of: Callable[[str], str] = _DEFAULTS.prefix_of,
 ) -> None:
     """Add `bitstream` and its subcommands to the command line.
 
@@ -57,7 +60,7 @@ def add_bitstream_parser(
         keys_dir: where the public keys are, where `--keys` does not say.
         guarded: the plugin refuses what others may write in that store.
         state_dir: where the plugin of this node notes which manifests it has seen.
-        prefixes: of resources: of cards that are programmed with raw images, and of the others.
+        prefix_of: of resources, by the family of cards.
     """
     parser = subparsers.add_parser(
         "bitstream",
@@ -76,7 +79,7 @@ def add_bitstream_parser(
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
     _add_list(commands, default_store)
     _add_inspect(commands)
-    _add_manifest(commands, prefixes)
+    _add_manifest(commands, prefix_of)
     _add_verify(commands, default_store)
     _add_install(commands, default_store)
     _add_remove(commands, default_store)
@@ -127,7 +130,7 @@ def _add_inspect(commands: "Subparsers") -> None:
     _json_option(parser)
 
 
-def _add_manifest(commands: "Subparsers", prefixes: tuple[str, str]) -> None:
+def _add_manifest(commands: "Subparsers", prefix_of: Callable[[str], str]) -> None:
     parser = _command(
         commands,
         "manifest",
@@ -145,7 +148,7 @@ def _add_manifest(commands: "Subparsers", prefixes: tuple[str, str]) -> None:
         type=argument(_image),
         help="the container's image (default: %(default)s, which is to be replaced)",
     )
-    parser.set_defaults(bitstream_prefixes=prefixes)
+    parser.set_defaults(bitstream_prefix_of=prefix_of)
 
 
 def _add_verify(commands: "Subparsers", default_store: str) -> None:

@@ -13,20 +13,26 @@ _DESCRIPTION = """\
 Show a pod's life with an FPGA: what is advertised, how devices are granted,
 programmed before each start of a container, scrubbed afterwards and given back.
 
-It is the real plugin, on simulated cards and with a stand-in for kubelet that
-has the extensions of both KEPs. No root, no cluster, no network; one temporary
-folder, removed at the end.
+It is the real plugin, on simulated cards and with a stand-in for kubelet. No
+root, no cluster, no network; one temporary folder, removed at the end.
 """
 
 _EPILOG = """\
 examples:
-  fpga-plugin demo                                  the pod of the KEP
+  fpga-plugin demo                                  the pod of the KEP, in brief
+  fpga-plugin demo -v                               each call, and a crash
+  fpga-plugin demo -v --kubelet extended            with the calls of both KEPs
   fpga-plugin demo --pod deploy/examples/whole-card.yaml
   fpga-plugin demo --pod mine.yaml --bitstreams my-store
   fpga-plugin demo --cards alveo                    the like with an Alveo card
   fpga-plugin demo --serve                          pods come and go on a page
   fpga-plugin demo --serve --trouble                and cards fail and recover
   fpga-plugin demo --json | jq -c 'select(.event == "region")'
+
+A stock kubelet is one as released: the plugin reads the pod's spec, and finds
+the end of a pod in kubelet's records. An extended one has both KEPs: it sends
+the environment with PreStartContainer, and calls PostStopContainer and
+Deallocate.
 
 A pod asks for devices in its limits and for bitstreams in its environment:
   resources:
@@ -87,6 +93,17 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="events as JSON, one object a line")
     shown.add_argument("-q", "--quiet", action="store_true", help="the verdict alone")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="each call and step, and each container crashes once",
+    )
+    parser.add_argument(
+        "--kubelet",
+        choices=("stock", "extended"),
+        help="which kubelet is played (default: stock; with --json or --serve: extended)",
+    )
     what.add_argument(
         "--serve",
         metavar="ADDRESS",
@@ -101,10 +118,7 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="with --serve: cards fail and recover meanwhile, one fault after the other",
     )
-    parser.add_argument(
-        "--verbose", action="store_true", help="the plugin's own log on standard error"
-    )
-
+    parser.add_argument("--log", action="store_true", help="the plugin's own log on standard error")
     parser.set_defaults(demo_usage=parser.error)
 
 
@@ -131,8 +145,10 @@ def run_demo(args: argparse.Namespace) -> int:
             pod=args.pod,
             bitstreams=args.bitstreams,
             json=args.json,
+            kubelet=args.kubelet,
             verbose=args.verbose,
             quiet=args.quiet,
+            log=args.log,
             serve=args.serve,
             trouble=args.trouble,
             cards=args.cards,

@@ -245,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         keys_dir=settings.keys_dir,
         guarded=settings.backend is not BackendKind.SIMULATED,
         state_dir=settings.state_dir,
-        prefixes=(settings.resource_prefix, settings.xrt_resource_prefix),
+        prefix_of=settings.prefix_of,
     )
     return parser
 

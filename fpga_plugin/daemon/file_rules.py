@@ -169,7 +169,7 @@ def _kubeconfig(path: str) -> Iterator[str]:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return  # whoever asks the API server is notified what is wrong with it
+        return  # the first question to the API server reports what is wrong with it
     for named in sorted(set(_files_named(content))):
         yield os.path.dirname(os.path.join(directory, named))
 

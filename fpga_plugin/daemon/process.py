@@ -80,7 +80,7 @@ class Daemon:
 
     Args:
         settings: all of them.
-        observer: is notified of each of kubelet's calls, and of each scrub and preparation.
+        observer: sees each of kubelet's calls, and each scrub and preparation.
         confined: the process is the plugin's own: it takes from itself what the plugin does not
             need, once the hardware is open.
     """

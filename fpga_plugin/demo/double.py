@@ -5,6 +5,7 @@
     await double.wait_for(resource)            # the plugin has registered and sent its list
     await double.admit(pod)                    # GetPreferredAllocation, Allocate, checkpoint
     await double.start_container(pod, "app")   # PreStartContainer
+    double.end_container(pod, "app", 1)        # its status says so
     await double.remove_container(pod, "app")  # PostStopContainer, where the profile has it
     await double.end_pod(pod)                  # Deallocate, where the profile has it
     await double.stop()
@@ -18,17 +19,22 @@ repeats Deallocate. Nothing is retried here, and errors come as the plugin sent 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.podsapi import PodsApi
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1
 from fpga_plugin.kubernetes.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
+
+if TYPE_CHECKING:
+    from grpclib._typing import IServable
 
 SERVICE_ENV = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 """The API server's service, which kubelet names to every container, whatever its spec says
@@ -91,6 +97,7 @@ class KubeletDouble(PluginManager):
         *,
         profile: Profile = EXTENDED,
         podresources_path: str | None = None,
+        pods_path: str | None = None,
         on_list: Callable[[DeviceList], None] | None = None,
     ) -> None:
         """Not yet serving.
@@ -99,6 +106,7 @@ class KubeletDouble(PluginManager):
             directory: kubelet's device plugin directory.
             profile: see `EXTENDED`, `FORK` and `STOCK`.
             podresources_path: where to serve PodResources v1 List; None: nowhere.
+            pods_path: where to serve the Pods API; None: nowhere.
             on_list: is notified of every list as it comes.
         """
         super().__init__(directory, on_list=on_list)
@@ -107,21 +115,26 @@ class KubeletDouble(PluginManager):
         self.pods: dict[PodUid, DemoPod] = {}
         self.podresources_error: GRPCError | None = None
         self.podresources_calls: Counter[str] = Counter()
-        self._podresources_path = podresources_path
-        self._podresources: ClosingServer | None = None
+        self._statuses = PodsApi(self.pods)
+        self._apis: dict[str, IServable] = {}
+        if podresources_path is not None:
+            self._apis[podresources_path] = _PodResources(self)
+        if pods_path is not None:
+            self._apis[pods_path] = self._statuses
+        self._serving: list[ClosingServer] = []
 
     async def start(self) -> None:
-        """Serve kubelet.sock, and PodResources where asked for."""
+        """Serve kubelet.sock, and the APIs that were asked for."""
         await super().start()
-        if self._podresources_path is not None:
-            self._podresources = ClosingServer([_PodResources(self)])
-            await self._podresources.start(path=self._podresources_path)
+        for path, api in self._apis.items():
+            server = ClosingServer([api])
+            self._serving.append(server)
+            await server.start(path=path)
 
     async def stop(self) -> None:
         """The process ends; what pods hold is remembered, as the checkpoint does."""
-        server, self._podresources = self._podresources, None
-        if server is not None:
-            await server.close_all()
+        while self._serving:
+            await self._serving.pop().close_all()
         await super().stop()
 
     # ---------------------------------------------------------------- pods
@@ -231,9 +244,18 @@ class KubeletDouble(PluginManager):
             connection = self.connections.get(held.resource)
             if connection is None or not connection.options.pre_start_required:
                 continue
-            await self.prestart(held.resource, held.ids, env)
+            try:
+                await self.prestart(held.resource, held.ids, env)
+            except GRPCError as error:
+                self._statuses.waits(pod, container, rpc_error(error))
+                raise
             called.append(held.resource)
+        self._statuses.runs(pod, container)
         return called
+
+    def end_container(self, pod: DemoPod, container: str, exit_code: int) -> None:
+        """The process of a container that runs ends; the pod's status says so."""
+        self._statuses.ended(pod, container, exit_code)
 
     async def remove_container(self, pod: DemoPod, container: str) -> None:
         """The stopped container is removed: PostStopContainer, where the profile has it."""
@@ -249,6 +271,7 @@ class KubeletDouble(PluginManager):
         A stock kubelet says nothing: it frees the devices when somebody next asks.
         """
         self.pods.pop(pod.uid, None)
+        self._statuses.forget(pod)
         if self.profile.deallocate:
             await self.free_inactive()
 

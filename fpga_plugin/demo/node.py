@@ -21,12 +21,13 @@ from fpga_plugin.bitstreams.places import all_places
 from fpga_plugin.bitstreams.store import Store, StoreEntry
 from fpga_plugin.daemon.logs import configure_logging
 from fpga_plugin.daemon.process import Daemon
-from fpga_plugin.demo.double import EXTENDED, KubeletDouble
+from fpga_plugin.demo.double import KubeletDouble, Profile
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import InterfaceId, known_resource
+from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 
@@ -35,6 +36,10 @@ RESOURCE_PREFIX, XRT_RESOURCE_PREFIX = "fpga.intel.com", "fpga.amd.com"
 PR_SECONDS = 0.25
 """How long a simulated partial reconfiguration takes: long enough to be seen. Real ones take
 0.1 s to 2 s."""
+
+RECONCILE_SECONDS = 0.1
+"""Between two looks at a stock kubelet's records, which alone show that a pod is gone: the default
+of 2 s would make the demo as long again."""
 
 CARDS, REGIONS = 2, 3
 """Simulated cards of each kind, and regions of each card (FPGA_PLUGIN_SIMULATED_CARDS' default)."""
@@ -118,7 +123,8 @@ async def running_node(
     kinds: tuple[InterfaceId, ...],
     recorder: Recorder,
     *,
-    verbose: bool,
+    profile: Profile,
+    log: bool = False,
     address: str = "",
 ) -> AsyncIterator[Node]:
     """A node from start to removal.
@@ -127,7 +133,8 @@ async def running_node(
         store: where bitstreams come from.
         kinds: interface ids of the cards.
         recorder: is notified of everything.
-        verbose: the plugin's log goes to standard error; else nowhere.
+        profile: which kubelet is played.
+        log: the plugin's log goes to standard error; else nowhere.
         address: where to serve page and metrics; empty: nowhere.
 
     Raises:
@@ -136,13 +143,23 @@ async def running_node(
     async with AsyncExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="fpga-plugin-demo-")
         stack.push_async_callback(asyncio.to_thread, shutil.rmtree, folder, ignore_errors=True)
-        _log_to(sys.stderr if verbose else _Nowhere())
+        _log_to(sys.stderr if log else _Nowhere())
         stack.callback(_log_to, sys.stderr)
-        settings = load_settings(_environment(folder, store, kinds) | _serving(folder, address))
+        environment = _environment(folder, store, kinds) | _serving(address)
+        if address or not profile.deallocate:
+            path = stack.enter_context(socket_path(folder, "podresources.sock"))
+            environment["FPGA_PLUGIN_PODRESOURCES_SOCKET"] = path
+        if not profile.env:
+            path = stack.enter_context(socket_path(folder, "pods.sock"))
+            environment["FPGA_PLUGIN_PODS_SOCKET"] = path
+        if not profile.deallocate:
+            environment["FPGA_PLUGIN_RECONCILE_INTERVAL"] = str(RECONCILE_SECONDS)
+        settings = load_settings(environment)
         kubelet = KubeletDouble(
             os.path.join(folder, "kubelet"),
-            profile=EXTENDED,
+            profile=profile,
             podresources_path=settings.podresources_socket,
+            pods_path=settings.pods_socket,
             on_list=recorder.on_list,
         )
         await kubelet.start()
@@ -194,14 +211,13 @@ def _group(kind: InterfaceId, store: Store) -> str:
     return f"{CARDS}x1+alveo@{kind}" if alveo else f"{CARDS}x{REGIONS}@{kind}"
 
 
-def _serving(folder: str, address: str) -> dict[str, str]:
-    """Further settings of a node that is looked at: the page, and kubelet's names of pods."""
+def _serving(address: str) -> dict[str, str]:
+    """Further settings of a node that is looked at."""
     if not address:
         return {}
     return {
         "FPGA_PLUGIN_HTTP_ADDRESS": address,
         "FPGA_PLUGIN_STATUS_PAGE": "true",
-        "FPGA_PLUGIN_PODRESOURCES_SOCKET": os.path.join(folder, "podresources.sock"),
         "NODE_NAME": "demo",
     }
 

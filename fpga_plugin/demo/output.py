@@ -1,7 +1,8 @@
 """Where the demo's events go: JSON for programs, a timeline for people.
 
-Both write each line as it happens. Neither raises: they are called from inside the daemon's steps.
-What went wrong with the stream is kept for whoever asks between two steps.
+The default is in `brief`. Each writes a line as it happens. None raises: they are called from
+inside the daemon's steps. What went wrong with the stream is kept for whoever asks between two
+steps.
 """
 
 import json
@@ -13,6 +14,9 @@ from typing import Final, Protocol, TextIO
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
+from fpga_plugin.demo.manifest import Manifest
+from fpga_plugin.demo.pod import Container
+from fpga_plugin.errors import quote
 from fpga_plugin.ids import Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -34,6 +38,19 @@ class Output(Protocol):
     detail: bool
     """Whether every step is worth a line; else what is common to all regions is left out."""
 
+    names: Mapping[str, str]
+    """What the store's manifest calls accelerators, by AFU id."""
+
+    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+        """What is going to happen, and to what.
+
+        Args:
+            manifest: the pod.
+            source: where it is from.
+            store: directory of the bitstreams.
+            kubelet: which kind is played.
+        """
+
     def event(self, seconds: float, event: Event) -> None:
         """Something happened, so many seconds after the start."""
 
@@ -43,18 +60,33 @@ class Output(Protocol):
     def text(self, lines: Iterable[str]) -> None:
         """Something to read."""
 
+    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
+        """The plugin, kubelet or the pod does something that no event shows."""
+
     def verdict(self, text: str, *, good: bool) -> None:
         """What became of the pod: the last line."""
 
 
-class _Lines:
-    """Writes lines until the stream fails."""
+class Lines:
+    """Writes lines until the stream fails; in colours, and no wider than it, on a terminal."""
+
+    indent = ""
+    """Of the lines that `wrapped` makes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.failed: OSError | None = None
+        self.detail = False
+        self.names: Mapping[str, str] = {}
+        terminal = stream.isatty()
+        self._colour = (
+            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
+        # A file or a pipe gets whole lines, so that they can be searched.
+        self._width = shutil.get_terminal_size().columns if terminal else 0
 
     def write(self, line: str) -> None:
+        """A line, if the stream still takes it."""
         if self.failed is not None:
             return
         try:
@@ -63,11 +95,32 @@ class _Lines:
         except OSError as error:
             self.failed = error
 
+    def wrapped(self, text: str, indent: str) -> list[str]:
+        """The text in lines that fit beside `self.indent`, each behind `indent`."""
+        if not text:
+            return []
+        if not self._width:
+            return [indent + text]
+        width = max(self._width - len(self.indent), 40)
+        return textwrap.wrap(
+            text,
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
 
-class JsonOutput(_Lines):
+    def painted(self, text: str, colour: str) -> str:
+        """The text in a colour, where the stream has them."""
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour else text
+
+
+class JsonOutput(Lines):
     """One object a line, nothing else."""
 
-    detail = True
+    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+        """Programs need none."""
 
     def event(self, seconds: float, event: Event) -> None:
         """Write it."""
@@ -79,14 +132,18 @@ class JsonOutput(_Lines):
     def text(self, lines: Iterable[str]) -> None:
         """Programs need none."""
 
+    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
+        """Programs need none."""
+
     def verdict(self, text: str, *, good: bool) -> None:
         """Programs have the exit code, and the `error` events."""
 
 
-class QuietOutput(_Lines):
+class QuietOutput(Lines):
     """The verdict alone."""
 
-    detail = False
+    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+        """Not shown."""
 
     def event(self, seconds: float, event: Event) -> None:
         """Not shown."""
@@ -97,39 +154,58 @@ class QuietOutput(_Lines):
     def text(self, lines: Iterable[str]) -> None:
         """Not shown."""
 
+    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
+        """Not shown."""
+
     def verdict(self, text: str, *, good: bool) -> None:  # noqa: ARG002  # it has no colours
         """The one line."""
         self.write(text)
 
 
-class TextOutput(_Lines):
+class TextOutput(Lines):
     """A timeline: seconds since the start, what it is, and what is to be said about it."""
+
+    indent = _INDENT
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self.detail = False
-        self.names: Mapping[str, str] = {}  # of accelerators, by AFU id
         self._begun = False
-        terminal = stream.isatty()
-        self._colour = (
-            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+        """Each container, and what it asks for."""
+        pod = manifest.pod
+        self.heading(
+            f"The real plugin, simulated cards, a stand-in for {kubelet}",
+            "Nothing of this machine is touched; everything happens in a temporary folder.",
         )
-        # A file or a pipe gets whole lines, so that they can be searched.
-        self._width = shutil.get_terminal_size().columns if terminal else 0
+        self.write("")
+        self.write(f"  pod         {pod.namespace}/{pod.name}, from {source}")
+        for container in pod.all_containers:
+            init = "init container" if container in pod.init_containers else "container"
+            self.write(f"  {init} {container.name}:")
+            for line in asks(container):
+                self.write(f"    {line}")
+        self.write(f"  bitstreams  {store}")
 
     def heading(self, title: str, why: str = "") -> None:
         """A title, and why this happens."""
         if self._begun:
             self.write("")
         self._begun = True
-        self.write(self._painted(title, "bold"))
-        for line in self._wrapped(why, "  "):
+        self.write(self.painted(title, "bold"))
+        for line in self.wrapped(why, "  "):
             self.write(line)
 
     def text(self, lines: Iterable[str]) -> None:
         """As it is."""
         for line in lines:
             self.write(line)
+
+    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
+        """One line, and what belongs to it."""
+        self.write(f"{seconds:{_CLOCK - 2}.3f}  -- {who}: {text}")
+        for line in more:
+            self.write(f"{' ' * _CLOCK}     {line}")
 
     def event(self, seconds: float, event: Event) -> None:
         """One line, or several."""
@@ -151,10 +227,10 @@ class TextOutput(_Lines):
     def verdict(self, text: str, *, good: bool) -> None:
         """The last line."""
         self.write("")
-        self.write(self._painted(text, "green" if good else "red"))
+        self.write(self.painted(text, "green" if good else "red"))
 
     def _line(self, seconds: float, kind: str, text: str) -> None:
-        clock = self._painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")
+        clock = self.painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")
         self.write(f"{clock}{kind:<{_KIND}}{text}".rstrip())
 
     def _advertised(self, seconds: float, event: Advertised) -> None:
@@ -162,16 +238,16 @@ class TextOutput(_Lines):
         if event.before is None:
             self._line(seconds, "advertised", f"{short(event.resource):<24}{counts}")
             return
-        changes = _changes(event)
-        if not changes:
+        parts = changes(event)
+        if not parts:
             return  # sent again so that kubelet writes its checkpoint
         self._line(
-            seconds, "advertised", f"{short(event.resource):<24}{'; '.join(changes)} ({counts})"
+            seconds, "advertised", f"{short(event.resource):<24}{'; '.join(parts)} ({counts})"
         )
 
     def _call(self, seconds: float, event: Call) -> None:
         ok = event.status == "OK"
-        status = self._painted(event.status, "green" if ok else "red")
+        status = self.painted(event.status, "green" if ok else "red")
         devices = ids(event.devices)
         self._line(
             seconds,
@@ -195,7 +271,7 @@ class TextOutput(_Lines):
     def _work(self, seconds: float, event: Work) -> None:
         report = event.report
         good = event.condition in {Condition.BLANK, Condition.PROGRAMMED, Condition.UNBLANKED}
-        condition = self._painted(str(event.condition), "green" if good else "red")
+        condition = self.painted(str(event.condition), "green" if good else "red")
         self._line(
             seconds,
             "scrub" if report.scrubbed else "program",
@@ -207,28 +283,19 @@ class TextOutput(_Lines):
                 self.write(f"{_INDENT}  {step.name:<18}{milliseconds(step.seconds):>10}{note}")
 
     def _told(self, seconds: float, kind: str, message: str, colour: str) -> None:
-        first, *rest = self._wrapped(message, "") or [""]
-        self._line(seconds, kind, self._painted(first, colour))
+        first, *rest = self.wrapped(message, "") or [""]
+        self._line(seconds, kind, self.painted(first, colour))
         for line in rest:
-            self.write(_INDENT + self._painted(line, colour))
+            self.write(_INDENT + self.painted(line, colour))
 
-    def _wrapped(self, text: str, indent: str) -> list[str]:
-        if not text:
-            return []
-        if not self._width:
-            return [indent + text]
-        width = max(self._width - len(_INDENT), 40)
-        return textwrap.wrap(
-            text,
-            width,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
 
-    def _painted(self, text: str, colour: str) -> str:
-        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour else text
+def asks(container: Container) -> list[str]:
+    """What a container asks for, each a line."""
+    return [f"{count} x {name}" for name, count in container.devices.items()] + [
+        f"{name}={quote(value)[1:-1]}"
+        for name, value in container.env.items()
+        if name.startswith("FPGA_")
+    ]
 
 
 def short(resource: ResourceName) -> str:
@@ -249,7 +316,7 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
-def _changes(event: Advertised) -> list[str]:
+def changes(event: Advertised) -> list[str]:
     """What is different from the list of before, and why."""
     before, now = set(event.before or ()), set(event.devices)
     healthy_before, healthy = set(event.healthy_before), set(event.healthy)

@@ -24,7 +24,7 @@ Sink = Callable[[float, Event], None]
 
 
 class Recorder:
-    """See the module.
+    """Turns what a daemon and its kubelet do into events of the demo.
 
     Attributes:
         regions: each region as it is now.

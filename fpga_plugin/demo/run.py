@@ -7,10 +7,12 @@ import signal
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.bitstreams.trust import Trust
+from fpga_plugin.demo.brief import BriefOutput
+from fpga_plugin.demo.double import EXTENDED, STOCK, Profile
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
@@ -23,7 +25,8 @@ from fpga_plugin.demo.node import (
 from fpga_plugin.demo.output import JsonOutput, Output, QuietOutput, TextOutput, ids
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
-from fpga_plugin.demo.story import Story, introduce
+from fpga_plugin.demo.story import Story
+from fpga_plugin.demo.words import words
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, TrustMode
 
@@ -55,8 +58,11 @@ class Options:
         pod: a Pod manifest; None: the KEP's, or the like for other `cards`.
         bitstreams: a store; None: the repository's samples.
         json: events as JSON.
-        verbose: the plugin's log on standard error.
+        kubelet: `stock` or `extended`; None: extended where programs read what happens, or
+            `serve`, and else stock.
+        verbose: every call and step, and a crash of each container.
         quiet: the verdict alone.
+        log: the plugin's log on standard error.
         serve: where to serve the page while pods come and go; None: the story of one pod.
         trouble: cards fail and recover meanwhile.
     """
@@ -64,11 +70,29 @@ class Options:
     pod: str | None
     bitstreams: str | None
     json: bool
-    verbose: bool
+    kubelet: str | None = None
+    verbose: bool = False
     quiet: bool = False
+    log: bool = False
     serve: str | None = None
     trouble: bool = False
     cards: str = "pac"
+
+    @property
+    def profile(self) -> Profile:
+        """Which kubelet is played."""
+        if self.kubelet is None:
+            return EXTENDED if self.json or self.serve is not None else STOCK
+        return {"stock": STOCK, "extended": EXTENDED}[self.kubelet]
+
+    def output(self, stream: TextIO) -> Output:
+        """What is shown, and how."""
+        if self.json:
+            return JsonOutput(stream)
+        if self.quiet:
+            return QuietOutput(stream)
+        full = self.verbose or self.serve is not None
+        return TextOutput(stream) if full else BriefOutput(stream)
 
 
 def run(options: Options) -> int:
@@ -80,8 +104,7 @@ def run(options: Options) -> int:
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):  # else somebody has put another one in its place
         stream.reconfigure(errors="backslashreplace")  # a path need not suit the locale
-    kind = JsonOutput if options.json else QuietOutput if options.quiet else TextOutput
-    output: Output = kind(stream)
+    output = options.output(stream)
     if options.serve is not None and not options.json:
         recorder = Recorder(lambda _seconds, _event: None)  # the page shows them
     else:
@@ -137,7 +160,12 @@ async def _serve(address: str, options: Options, output: Output, recorder: Recor
     entries = store.list()
     kind = DEFAULT_INTERFACE_ID
     async with running_node(
-        store, (kind,), recorder, verbose=options.verbose, address=address
+        store,
+        (kind,),
+        recorder,
+        profile=options.profile,
+        log=options.log,
+        address=address,
     ) as node:
         where = await url(node)
         _note(f"page {where}  metrics {where}metrics  status {where}status.json  end with Ctrl-C")
@@ -179,13 +207,13 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
             " the samples are made)"
         )
     shown = options.pod or ("the KEP" if options.cards == "pac" else "the one for Alveo cards")
-    introduce(output, manifest, shown, store.root)
-    names = _names(store)
-    if isinstance(output, TextOutput):
-        output.names = names
-    async with running_node(store, kinds, recorder, verbose=options.verbose) as node:
+    profile = options.profile
+    output.names = _names(store)
+    output.introduce(manifest, shown, store.root, words(profile).kubelet)
+    crash = not isinstance(output, BriefOutput)
+    async with running_node(store, kinds, recorder, profile=profile, log=options.log) as node:
         try:
-            good = await Story(manifest, node, recorder, output, names).tell()
+            good = await Story(manifest, node, recorder, output, crash).tell()
         except FpgaPluginError as error:
             recorder.emit(Failure(str(error), pod=pod.name))
             good = False

@@ -1,13 +1,13 @@
 """The story: a pod's life on a node, from what is advertised before it to what is after it.
 
 It does what a cluster would do, in kubelet's order, and explains itself. What the plugin does
-meanwhile is reported by the recorder.
+meanwhile is reported by the recorder. Which kubelet it is, the node's profile says.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -23,8 +23,9 @@ from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
+from fpga_plugin.demo.words import Words, words
 from fpga_plugin.deviceplugin.service import DevicePluginService
-from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -53,8 +54,8 @@ class Story:
     node: Node
     recorder: Recorder
     output: Output
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What the store's manifest calls accelerators, by AFU id."""
+    crash: bool = True
+    """Whether each container crashes once and starts again."""
 
     async def tell(self) -> bool:
         """From the plugin's start to the pod's end; returns whether all went well.
@@ -71,13 +72,16 @@ class Story:
         try:
             await self._admit()
             await self._start(started)
-            await self._restart(started)
+            if self.crash:
+                await self._restart(started)
         except _PodFailedError:
-            await self._end(started, "The pod has failed and is deleted")
+            await self._end(started, "The pod has failed and is deleted", "is deleted")
             return False
-        await self._end(started, "The pod ends")
+        await self._end(started, "The pod ends", self._words.ends)
         if self._advertised() != before:
+            self._show_advertised("advertises")
             raise StuckError("the node does not advertise what it did before the pod")
+        self._step("plugin", "advertises what it did before the pod")
         self._sum_up()
         return True
 
@@ -92,9 +96,13 @@ class Story:
         for resource in self._calls.resources():
             with self._limit(f"{resource} was not registered"):
                 await self.node.kubelet.wait_for(resource, timeout=SETTLE_SECONDS)
+        cards = self.node.plugin.ledger.cards.values()
+        regions = sum(len(card.regions) for card in cards)
+        self._step("plugin", f"finds {len(cards)} cards with {regions} regions")
         await self._until_settled()
         await self._kubelet_has_lists()
-        self._show_advertised()
+        clean = sum(state.condition in CLEAN for state in self.recorder.regions.values())
+        self._show_advertised(f"has scrubbed {clean} of them, and advertises")
 
     async def _admit(self) -> None:
         pod = self.manifest.pod
@@ -127,19 +135,18 @@ class Story:
         pod = self.manifest.pod
         self.output.heading(
             "The containers start: before each, the plugin programs what it asks for",
-            "PreStartContainer carries the container's environment. Success means that the region's"
-            " AFU id was read back. SCRUBBING: being worked on.",
+            f"{self._words.start} Success means that the region's AFU id was read back. SCRUBBING:"
+            " being worked on.",
         )
         for container in pod.all_containers:
             if not container.devices:
                 continue
             await self._start_container(container, started)
-            init = container in pod.init_containers and not container.restartable
-            self._note(
-                f"init container {container.name} runs to its end"
-                if init
-                else f"container {container.name} runs"
-            )
+            if container in pod.init_containers and not container.restartable:
+                self._show_running(container, f"init container {container.name} runs to its end")
+                self.node.kubelet.end_container(pod, container.name, 0)
+            else:
+                self._show_running(container, f"container {container.name} runs")
         self._show_regions()
 
     async def _restart(self, started: list[Container]) -> None:
@@ -157,32 +164,30 @@ class Story:
         self.output.heading(
             f"{'The container restarts' if len(running) == 1 else 'The containers restart'}{aside}:"
             " programmed again",
-            "A container that crashed may have left anything on its region. The removal of the old"
-            " container is told late, and must not disturb the new one.",
+            f"A container that crashed may have left anything on its region. {self._words.restart}",
         )
         for container in running:
-            self._note(f"container {container.name} crashes")
+            self._step("pod", f"container {container.name} crashes")
+            self.node.kubelet.end_container(pod, container.name, 1)
             await self._start_container(container, started)
             await self._poststop(container)
             started.remove(container)  # its first instance is gone
         self._show_regions()
 
-    async def _end(self, started: Sequence[Container], title: str) -> None:
+    async def _end(self, started: Sequence[Container], title: str, what: str) -> None:
         kubelet, pod = self.node.kubelet, self.manifest.pod
         self.output.heading(
-            f"{title}: its regions are scrubbed and given back",
-            "PostStopContainer: no container is left, the scrub may begin. Deallocate: the"
-            " allocation ends, and what it hid is shown again.",
+            f"{title}: its regions are scrubbed and given back", self._words.release
         )
+        self._step("pod", what)
         for container in started:
             await self._poststop(container)
         try:
             await kubelet.end_pod(pod)
         except (GRPCError, NoEndpointError) as error:
             raise StuckError(f"Deallocate failed: {_text(error)}") from error
-        await self._until_settled()
+        await self._until_settled(released=True)
         await self._kubelet_has_lists()
-        self._show_advertised()
         self._show_regions()
 
     # ---------------------------------------------------------------- kubelet's moves
@@ -206,9 +211,11 @@ class Story:
                 )
                 self.recorder.emit(event)
                 if not again:
-                    self._note("kubelet would try again and again; the demo gives up")
+                    self._step("kubelet", "would try again and again; the demo gives up")
                     raise _PodFailedError from error
-                self._note(f"kubelet tries again (here after {RETRY_SECONDS:g} s, else after 10 s)")
+                self._step(
+                    "kubelet", f"tries again (here after {RETRY_SECONDS:g} s, else after 10 s)"
+                )
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -225,15 +232,18 @@ class Story:
 
     # ---------------------------------------------------------------- waiting
 
-    async def _until_settled(self) -> None:
-        """The plugin has nothing left to do on any region that nobody owns."""
+    async def _until_settled(self, *, released: bool = False) -> None:
+        """The plugin has nothing left to do on any region that nobody owns.
+
+        `released`: and nobody owns any.
+        """
         ledger = self.node.plugin.ledger
         changed = asyncio.Event()
         unsubscribe = ledger.subscribe(lambda _: changed.set())
         try:
             with self._limit("regions are still being worked on"):
                 async with asyncio.timeout(SETTLE_SECONDS):
-                    while not self._settled():
+                    while (released and ledger.allocations) or not self._settled():
                         changed.clear()
                         await changed.wait()
         finally:
@@ -264,6 +274,10 @@ class Story:
         return True
 
     @property
+    def _words(self) -> Words:
+        return words(self.node.kubelet.profile)
+
+    @property
     def _calls(self) -> DevicePluginService:
         api = self.node.plugin.device_plugin
         assert api is not None, "the demo serves the device plugin API"
@@ -290,7 +304,7 @@ class Story:
         except TimeoutError:
             raise StuckError(
                 f"{problem} after {SETTLE_SECONDS:g} s",
-                hint="run it again with --verbose to see the plugin's log",
+                hint="run it again with --log to see the plugin's log",
             ) from None
 
     # ---------------------------------------------------------------- showing
@@ -302,15 +316,25 @@ class Story:
             for name, listed in self.node.kubelet.lists.items()
         }
 
-    def _note(self, text: str) -> None:
-        self.output.text([f"{self.recorder.seconds:7.3f}  -- {text}"])
+    def _step(self, who: str, text: str, more: Iterable[str] = ()) -> None:
+        self.output.step(self.recorder.seconds, who, text, more)
 
-    def _show_advertised(self) -> None:
-        lines = ["", "  advertised now:"]
+    def _show_running(self, container: Container, text: str) -> None:
+        """That it runs, and what it sees of its devices."""
+        seen = [
+            ids(device.container_path for device in held.response.devices)
+            for held in self.node.kubelet.held.values()
+            if (held.pod, held.container) == (self.manifest.pod.uid, container.name)
+        ]
+        self._step("pod", f"{text}. It sees", seen)
+
+    def _show_advertised(self, text: str) -> None:
+        lines = []
         for name, (devices, healthy) in self._advertised().items():
-            lines.append(f"    {name:<56} {len(healthy)} of {len(devices)} healthy")
-        lines += [f"    not offered: {problem}" for problem in self._problems()]
-        self.output.text(lines)
+            more = "" if healthy == devices else f" of {len(devices)}, the others are Unhealthy"
+            lines.append(f"{len(healthy)} x {name}{more}")
+        lines += [f"not offered: {problem}" for problem in self._problems()]
+        self._step("plugin", text, lines)
 
     def _problems(self) -> list[str]:
         """Why free regions are not offered, each reason once."""
@@ -333,7 +357,7 @@ class Story:
                 continue
             lines.append(
                 f"    {state.region:<20}{state.ownership:<9}{state.condition:<12}"
-                f"{self.names.get(state.afu_id or '') or state.afu_id or ''}"
+                f"{self.output.names.get(state.afu_id or '') or state.afu_id or ''}"
             )
         if plain:
             others = "the others" if plain < len(self.recorder.regions) else "all"
@@ -366,27 +390,6 @@ class Story:
         ]
         self.output.heading("Done")
         self.output.text(lines)
-
-
-def introduce(output: Output, manifest: Manifest, source: str, store: str) -> None:
-    """Say what is going to happen, and to what."""
-    pod = manifest.pod
-    output.heading(
-        "fpga-plugin demo: the real plugin, simulated cards, a stand-in for kubelet",
-        "Nothing of this machine is touched; everything happens in a temporary folder.",
-    )
-    lines = ["", f"  pod         {pod.namespace}/{pod.name}, from {source}"]
-    for container in pod.all_containers:
-        init = "init container" if container in pod.init_containers else "container"
-        lines.append(f"  {init} {container.name}:")
-        lines += [f"    {count} x {name}" for name, count in container.devices.items()]
-        lines += [
-            f"    {name}={quote(value)[1:-1]}"
-            for name, value in container.env.items()
-            if name.startswith("FPGA_")
-        ]
-    lines.append(f"  bitstreams  {store}")
-    output.text(lines)
 
 
 def _text(error: GRPCError | NoEndpointError) -> str:

@@ -2,5 +2,5 @@
 
 link, registration, endpoint, servicer, device_stream   sockets and gRPC
 service, prestart                                       what the calls do
-reconcile, environment, turn, missed_prestarts          what a stock kubelet does not say
+reconcile, environment, turn, missed_prestarts          what a stock kubelet does not report
 """

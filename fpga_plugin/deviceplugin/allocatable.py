@@ -2,12 +2,11 @@
 
 Kubelet can lose a resource while its stream is open, and says nothing: 1.27 to 1.35, for one, take
 the late end of an old connection for the end of the new one (kubernetes/kubernetes issue 127803).
-The node then offers no devices, and stays so. So what kubelet counts as sound
-(GetAllocatableResources) is compared with what it was sent. A list that is on its way differs for a
-moment; what differs look after look is lost, and registering the resource again mends that.
+The node then offers no devices, and stays so. So the plugin compares what kubelet counts as sound
+(GetAllocatableResources) with what it sent. A list on its way differs for a moment. A list that
+differs look after look is lost, and registering the resource again mends that.
 
-It is looked at for as long as something may have changed, a registration or a list: that is when
-kubelet can lose one. Where nothing happens it is not asked, whoever has devices.
+The plugin looks only after a registration or a list changed: that is when kubelet can lose one.
 """
 
 from collections import Counter
@@ -43,7 +42,7 @@ SHOWN: Final = 4
 
 
 class AllocatableCheck:
-    """See the module.
+    """Compares what kubelet counts with the lists that it was sent.
 
     Args:
         link: knows what kubelet was sent, and registers a resource again.
@@ -90,7 +89,7 @@ class AllocatableCheck:
         self._unanswered = 0
         now = self._link.sent()
         for resource in self._differing.keys() - now.keys():
-            del self._differing[resource]  # no stream: its registration is somebody's work already
+            del self._differing[resource]  # no stream: its registration is under way already
         # A list that was sent meanwhile is another question.
         same = [resource for resource, ids in before.items() if now.get(resource) == ids]
         for resource in same:
@@ -98,7 +97,7 @@ class AllocatableCheck:
         self._left = QUIET if self._differing else max(self._left - 1, 0)
 
     def _no_answer(self, error: PodResourcesError) -> None:
-        """Nothing follows from it; List has the same trouble, and the reconciler reports it."""
+        """Kubelet did not answer: no conclusion. The reconciler reports it, as List fails too."""
         if error.reason is NoListReason.NOT_SERVED:
             self._served = False
             log.info("kubelet does not report allocatable devices", error=str(error))

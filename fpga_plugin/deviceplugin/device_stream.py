@@ -1,11 +1,11 @@
 """The ListAndWatch streams of one endpoint: what each was sent, and whether kubelet holds one.
 
-A message replaces the whole list, so a stream that is behind is brought up to date by the latest
-list alone: changes that come in a burst, or while kubelet does not read, cost one message. Kubelet
-writes a checkpoint for each, and a thousand regions that are scrubbed at start are a thousand
-changes: so after a number of messages without a delay there is one between each two. The
-stream is also how kubelet's interest is known: it never opens it again by itself, so its end means
-that the resource has to be registered again.
+A message replaces the whole list, so the latest list alone brings a stream up to date: a burst of
+changes, or changes while kubelet does not read, cost one message. Kubelet writes a checkpoint for
+each message, and scrubbing a thousand regions at the start makes a thousand changes. So after a
+number of messages without a delay, each further one waits. The stream also shows kubelet's
+interest: kubelet never opens it again by itself, so its end means that the resource has to be
+registered again.
 """
 
 import asyncio
@@ -66,16 +66,16 @@ class DeviceStreams:
 
     @property
     def behind(self) -> bool:
-        """Whether a stream was not yet sent the list as it is now."""
+        """Whether the present list has not been sent on some stream yet."""
         return any(cursor.changed.is_set() for cursor in self._cursors)
 
     def changed(self) -> None:
-        """The list may be another one now; streams that were sent the same stay quiet."""
+        """The list may have changed; a stream that has the same list sends nothing."""
         for cursor in self._cursors:
             cursor.changed.set()
 
     def resend(self) -> None:
-        """Send the list again even where it is the same: kubelet then rewrites its checkpoint."""
+        """Send the list again even if it is the same: kubelet then rewrites its checkpoint."""
         for cursor in self._cursors:
             cursor.sent = None
         self.changed()

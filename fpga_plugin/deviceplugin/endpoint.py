@@ -1,8 +1,8 @@
 """One life of one resource's server: a socket of its own, from binding to the last byte.
 
-It listens before kubelet is notified of it. When it ends, everything of it ends: kubelet's
-connections are closed and the handlers awaited, because kubelets mix up a new registration with an
-old stream that ends later (kubernetes/kubernetes issues 121994 and 127803).
+It listens before it is registered. Its end closes kubelet's connections and awaits the handlers,
+because kubelets mix up a new registration with an old stream that ends later (kubernetes/kubernetes
+issues 121994 and 127803).
 """
 
 import asyncio

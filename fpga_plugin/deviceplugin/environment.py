@@ -2,8 +2,8 @@
 
 The request variables are made of the pod's spec by kubelet's own rules
 (`allocation.requests.environment`). Where the containers that hold the devices ask for different
-things, `next_container` finds out which of them starts. It is imported at the first question: on
-extended kubelets there never is one.
+things, `next_container` finds which of them starts. It is imported at the first question: extended
+kubelets never cause one.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ milliseconds; what it sends late is why it has to be waited for."""
 
 
 class StockEnvironment:
-    """See the module.
+    """Makes a container's request variables from its pod's spec.
 
     Args:
-        pods: reports pods.
-        cgroups: tell whether a pod keeps its sandbox where its status does not; None: nothing does.
+        pods: reads pods.
+        cgroups: show whether a pod keeps its sandbox if its status does not; None: unknown then.
         settle: see `SETTLE`.
     """
 
@@ -45,19 +45,19 @@ class StockEnvironment:
     async def ask(
         self, identity: Identity, devices: Sequence[DeviceId], *, fresh: bool
     ) -> tuple[Identity, Mapping[str, str]]:
-        """What the container asks for that starts now.
+        """Find what the container that starts now asks for.
 
         Args:
-            identity: who holds the devices.
+            identity: of the devices' owner.
             devices: of the PreStart.
             fresh: no container has started, or may have, since these devices were allocated.
 
         Returns:
-            Who asks, with the container where those that hold the devices ask for different things,
-            and the container's FPGA_* variables: those of requests, and those that mean nothing.
+            The pod, with the container if those with the devices ask for different things, and the
+            container's FPGA_* variables: those of requests, and those that mean nothing.
 
         Raises:
-            NoSourceError: it cannot be told, or not yet.
+            NoSourceError: it is not known, or not yet.
             InvalidRequestError: a request variable cannot be known outside the container.
         """
         if identity.pod is None:
@@ -89,7 +89,7 @@ class StockEnvironment:
         return replace(identity, container=container), {**unknown, **asks.unknown, **asks.env}
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
-        """A PreStart is answered with OK; `identity` is what `ask` told."""
+        """A PreStart is answered with OK; `identity` is what `ask` returned."""
         if self._next is not None:
             self._next.started(identity, devices)
 

@@ -30,7 +30,7 @@ class KubeletLink:
         kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
             service waits for it and says so in `status`; call `sockets.check_directory` first to
             refuse the start instead.
-        on_call: is notified of every answered call.
+        on_call: called after every answered call.
         timing: limits and delays.
     """
 
@@ -51,7 +51,7 @@ class KubeletLink:
 
     @property
     def status(self) -> Mapping[ResourceName, ResourceStatus]:
-        """How each resource stands with kubelet."""
+        """Each resource's state at kubelet."""
         return {name: one.status for name, one in self._registrations.items()}
 
     @property
@@ -64,7 +64,7 @@ class KubeletLink:
 
         Args:
             calls: what kubelet's calls do.
-            reconciler: is notified of each kubelet instance.
+            reconciler: learns of each kubelet instance.
         """
         remove_stale_sockets(self._directory.path)
         self._directory.start()
@@ -107,7 +107,7 @@ class KubeletLink:
             registration.renew("kubelet has lost its devices")
 
     async def announced(self) -> None:
-        """Wait until kubelet was sent every list as it is now, or `ANNOUNCE_LIMIT`.
+        """Wait until every present list has been sent to kubelet, or `ANNOUNCE_LIMIT`.
 
         A kubelet that is away gets them with its next connection.
         """

@@ -2,15 +2,15 @@
 
 After its own restart kubelet starts containers of known pods without asking until the plugin has
 registered again: it has no options of the plugin yet, so it skips the call
-(pkg/kubelet/cm/devicemanager/manager.go). Such a container runs on whatever its region held:
-as a rule its own bitstream as its predecessor left it, or a blank region; but what an earlier pod
-left, if that pod had not ended for certain by the time of the restart. Nothing can be done for it
-behind its back, so it is reported, and which of the two it is.
+(pkg/kubelet/cm/devicemanager/manager.go). Such a container runs on whatever its region held.
+Usually that is its own bitstream as its predecessor left it, or a blank region. If an earlier pod
+had not ended for certain by the time of the restart, it is what that pod left. The plugin cannot
+repair a running container, so it reports it, and which of the two it is.
 
-When it began distinguishes it from the others: after the birth of kubelet's socket, before kubelet
-opened the stream of the resource. A status has whole seconds: what began in the second of that
-birth may have begun before it, with a PreStart, and is not told. Nor is a container that began
-between two restarts of kubelet, both of them while the plugin was away.
+Such a container began after kubelet's socket was made and before kubelet opened the resource's
+stream. A status has whole seconds: a container that began in the second of the socket may have
+begun before it, with a PreStart, and is not reported. Nor is one that began between two restarts of
+kubelet while the plugin was away for both.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 if TYPE_CHECKING:
-    from fpga_plugin.kubernetes.pod import Pod  # only where a pod was told
+    from fpga_plugin.kubernetes.pod import Pod  # only where a pod was read
 
 log = structlog.get_logger()
 
@@ -44,13 +44,12 @@ SOCKET: Final = "kubelet.sock"
 
 
 class MissedPreStarts:
-    """See the module.
+    """Finds and reports containers that kubelet started without PreStart.
 
     Args:
-        ledger: knows the allocations.
-        pods: reports who holds what, and pods as they are now.
+        pods: finds the devices' pods, and reads them.
         kubelet_dir: where kubelet's socket is.
-        recorder: is notified of each that was found.
+        recorder: makes an Event of each container that was found.
         looks: see `LOOKS`.
     """
 
@@ -99,9 +98,9 @@ class MissedPreStarts:
         self._opened.setdefault(resource, time.time())
 
     def look(self) -> None:
-        """Kubelet has told what is in use: look for such containers, in the background.
+        """Kubelet's records were read: look for such containers, in the background.
 
-        Of a kubelet that the journal knows the plugin's last run answered the PreStarts.
+        If the journal knows this kubelet, the plugin's last run answered its PreStarts.
         """
         self.close()
         if self._new and self._ledger.allocations:
@@ -134,7 +133,7 @@ class MissedPreStarts:
             )
 
     async def _look(self, birth: float) -> NoSourceError | None:
-        """Look once; returns the first reason why some pod could not be told."""
+        """Look once; returns the first reason why some pod could not be read."""
         try:
             checkpoint = await self._pods.checkpoint()
         except NoSourceError as error:

@@ -1,7 +1,7 @@
-"""Which of a pod's containers starts now, where those with the devices ask for different things.
+"""Finds which container of a pod starts now, if several with the devices ask for different things.
 
-`turn` knows what proves it. What a proof needs to know of earlier PreStarts is remembered here, in
-memory only: after a restart of the plugin or of kubelet it takes one more try of kubelet's.
+`turn` has the proofs. This module remembers what they need of earlier PreStarts, in memory only:
+after a restart of the plugin or of kubelet, kubelet needs one more try.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ POLL: Final = 0.25
 
 @dataclass(slots=True)
 class _Trail:
-    """What became of a pod's PreStarts, by the devices that they named.
+    """The outcomes of a pod's PreStarts, by the devices that they named.
 
     Attributes:
         starts: the last that succeeded.
@@ -81,8 +81,8 @@ class _Proof:
         holders: in the order of their starts.
         words: of the last refusals.
         last: the last PreStart that succeeded for these devices.
-        trail: reports whether the pod may have another sandbox since.
-        untold: nothing reports whether the pod has its sandbox.
+        trail: knows whether the pod may have another sandbox since.
+        untold: no source shows whether the pod still has its sandbox.
     """
 
     holders: Sequence[ContainerRequests]
@@ -103,11 +103,11 @@ class _Proof:
 
 
 class NextContainer:
-    """See the module.
+    """Finds out which container of a pod starts now.
 
     Args:
-        pods: reports pods.
-        cgroups: tell whether a pod keeps its sandbox where its status does not; None: nothing does.
+        pods: reads pods.
+        cgroups: show whether a pod keeps its sandbox if its status does not; None: unknown then.
         settle: seconds for which a lagging status has to say the same.
     """
 
@@ -118,7 +118,7 @@ class NextContainer:
         self._trails = BoundedDict[PodUid, _Trail](KEPT_PODS)
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
-        """Remember who started, where that may matter."""
+        """Remember which container started, if that may matter."""
         if identity.pod is None or not identity.container:
             return
         trail = self._trail(identity.pod)
@@ -152,14 +152,14 @@ class NextContainer:
         """The container that starts now.
 
         Args:
-            identity: whose the devices are; its pod is known, and the pod's name.
+            identity: of the devices' owner; its pod and the pod's name are known.
             devices: of the PreStart.
             holders: the containers that have these, in the order of their starts.
             answer: the pod, if it was read just now.
             fresh: see `StockEnvironment.ask`.
 
         Raises:
-            NoSourceError: it is not proved; the words are unlike any other refusal's.
+            NoSourceError: it is not proved; the message differs from every other refusal's.
         """
         assert identity.pod is not None, "looked at before"
         name = turn.first(holders) if fresh else None

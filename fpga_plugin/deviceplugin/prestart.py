@@ -2,9 +2,9 @@
 
 It finds out who asks and for what, has the regions prepared, and hands them over. It waits for the
 preparation, but not longer than the call has time: the preparation goes on, and its result serves
-exactly one later PreStart that asks for the same and comes before it expires. Whatever may change
-while it waits for somebody is looked at again before anything is built on it: at the end the AFU
-ids are read once more, and from then to the hand-over nothing is waited for.
+exactly one later PreStart that asks for the same and comes before it expires. After each wait,
+PreStart checks again what may have changed. At the end it reads the AFU ids once more; from then to
+the hand-over it waits for nothing.
 """
 
 import asyncio
@@ -87,16 +87,16 @@ class _Preparation:
 
 
 class PreStarts:
-    """See the module.
+    """Serves PreStartContainer.
 
     Args:
         operations: has the ledger, and pods' cgroups.
         preparer: does the work on the regions.
-        targets: reports what a container's requests mean for them.
-        pods: reports who asks.
-        envs: reports what the container asks for, where kubelet does not send it.
+        targets: turns a container's requests into targets of regions.
+        pods: finds the pod.
+        envs: finds what the container asks for, if kubelet does not send it.
         permission: the operator's policy.
-        recorder: is notified of refusals.
+        recorder: makes Events of refusals.
         debugging: reports what a pod asks for should its container fail.
     """
 
@@ -135,7 +135,7 @@ class PreStarts:
     ) -> None:
         """Bring the devices into the state that the container asks for.
 
-        `caller` is filled in, whatever comes of the call.
+        `caller` is filled in, even if the call fails.
 
         Raises:
             FpgaPluginError: the container must not start; the message says why.
@@ -165,7 +165,7 @@ class PreStarts:
                     debug = await self._debugging.requested(identity, devices)
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
-                    # A policy that forbids it by now is obeyed, the work notwithstanding.
+                    # If the policy forbids it by now, the finished work does not count.
                     observed: Mapping[RegionId, AfuId | None] = {}
                     if preparation.error is None:
                         observed = await last_look(
@@ -199,8 +199,8 @@ class PreStarts:
     ) -> None:
         """Give a finished preparation to the one call that waits for it.
 
-        `observed`: what its regions read as just now. `debug`: what its pod asks for, should the
-        container fail.
+        `observed`: the AFU ids that its regions show just now. `debug`: the debug hold that its
+        pod asks for, should the container fail.
 
         Raises:
             FpgaPluginError: it failed, or something came between.
@@ -220,13 +220,13 @@ class PreStarts:
         self._ledger.device_plugin.started(plan.lease.allocations, debug)
 
     def _drop(self, devices: frozenset[DeviceId]) -> None:
-        """What was prepared for these devices serves no later call."""
+        """Drop the preparation for these devices: it serves no later call."""
         dropped = self._preparations.pop(devices, None)
         if dropped is not None and dropped.expiry is not None:
             dropped.expiry.cancel()
 
     def _expire(self, devices: frozenset[DeviceId]) -> None:
-        """Nobody fetched a result for so long that nobody knows any more what it is worth."""
+        """Drop a result that no call fetched in time: it may be outdated."""
         records = self._preparations[devices].records
         self._drop(devices)
         log.info("a preparation expired unused", devices=sorted(devices))
@@ -287,12 +287,12 @@ class PreStarts:
         devices: tuple[DeviceId, ...],
         begun: Lease,
     ) -> Identity:
-        """Who asks; makes the allocations that kubelet's records show and the ledger lacks.
+        """Find the pod; make the allocations that kubelet's records show and the ledger lacks.
 
         `begun`: the allocations when the call came.
         """
         identity = await self._pods.identify(resource, devices)
-        # Once other allocations are in place, the records tell of their owner, not of the caller.
+        # Once there are other allocations, the records name their owner, not the caller.
         begun.check()
         missing = [device for device in devices if device not in self._ledger.allocations]
         if missing:
@@ -323,13 +323,13 @@ class PreStarts:
         return self._cgroups.instance(pod)
 
     def _check_interface(self, of: Resource, devices: tuple[DeviceId, ...]) -> None:
-        """Whether the policy is asked about the interface id for which the cards are programmed.
+        """Check that the policy is asked about the interface id that the cards have.
 
         A card was reflashed since its pod was admitted, or the journal lost what an alias stood
         for, and the alias stands for something else by now.
 
         Raises:
-            RefusedError: it would be asked about another.
+            RefusedError: it would be asked about another id.
         """
         for device in devices:
             card = self._ledger.cards.get(card_of(device))
@@ -363,7 +363,7 @@ class PreStarts:
         empty one means that the container has no environment; before that it means a stock kubelet.
 
         Raises:
-            NotFinishedError: the devices changed hands while others were asked about the pod.
+            NotFinishedError: the devices changed hands during the questions about the pod.
         """
         if env:
             self._ledger.device_plugin.env_seen()
@@ -408,7 +408,7 @@ class PreStarts:
             )
 
     def _changed(self, _card: CardId | None) -> None:
-        """What was prepared for allocations that ended serves nobody, and is not kept."""
+        """Drop preparations for allocations that ended."""
         for devices in [d for d, one in self._preparations.items() if not one.plan.lease.holds]:
             self._drop(devices)
 

@@ -1,16 +1,19 @@
 """Reconcile: compare the ledger with kubelet's own records.
 
-Twofold. At the start of each kubelet instance nothing is scrubbed until its records were read
-once: that answer syncs the queue of cards. After that, while anything is owned, kubelet is asked at
-intervals which devices its pods still hold, and an allocation that it no longer knows ends: after
-two Lists in a row, both begun after the allocation's last Allocate or PreStart and in one instance,
-and a checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot
-be read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
-releases nothing. With nothing owned nothing is polled. Nor is anything while kubelet streams its
-pods (`pods/podwatch`) and every owner is one of them: the end of such a pod is the reason to ask.
+It has two tasks. At the start of each kubelet instance it reads kubelet's records once. That answer
+syncs the queue of cards; nothing is scrubbed before.
 
-An allocation that cannot be ended (a full disk) and a kubelet directory that is away are reported
-and tried again: they must not end the daemon.
+After that, while anything is owned, it asks kubelet at intervals which devices its pods still hold.
+It ends an allocation that kubelet no longer knows. For that, two Lists in a row and a checkpoint
+rewritten after the second must all lack the device. Both Lists must begin after the allocation's
+last Allocate or PreStart, in one kubelet instance. If the checkpoint cannot be read, a source of
+pods has to say that the pod is gone or has ended. Any other failed read releases nothing.
+
+It does not poll while nothing is owned, nor while kubelet streams its pods (`kubelet/podwatch`) and
+every owner is one of them: then the end of such a pod is the reason to ask.
+
+If an allocation cannot be ended (a full disk), or kubelet's directory is missing, it reports that
+and tries again: neither may end the daemon.
 """
 
 import asyncio
@@ -46,12 +49,12 @@ REWRITE_POLL = 0.02
 
 
 class Reconciler:
-    """Is notified of kubelet instances by every resource that finds one.
+    """Compares the ledger with kubelet's records; each resource reports the instances it finds.
 
     Args:
-        ledger: whose allocations end.
-        queue: is in step with kubelet once its records were read, until another kubelet begins. Its
-            interval is that of kubelet's Lists, too.
+        ledger: its allocations end.
+        queue: synced once kubelet's records were read, until another kubelet begins. Its interval
+            is also that of the Lists.
         link: sends the lists to kubelet again, which makes it rewrite its checkpoint.
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
@@ -62,8 +65,7 @@ class Reconciler:
 
     Attributes:
         problem: why kubelet's records cannot be read; empty while they can.
-        answered: whether the present kubelet has told what is in use: before that nothing is
-            scrubbed.
+        answered: whether the present kubelet's records were read: nothing is scrubbed before.
         released: how many allocations ended because the records no longer show them.
     """
 
@@ -104,12 +106,12 @@ class Reconciler:
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
     def kubelet_found(self, instance: str) -> None:
-        """A kubelet instance began or was found, told by its socket's identity.
+        """A kubelet instance began or was found; its socket's identity names it.
 
-        Of another one than before, what is in use is not known yet.
+        If it is a new one, it is not known yet what is in use.
 
         Raises:
-            JournalError: it is not written yet, and holds.
+            JournalError: it is not written yet, but holds.
         """
         if instance == self._ledger.kubelet_instance:
             return
@@ -177,7 +179,7 @@ class Reconciler:
         return doubtful or unread or self._allocatable.due
 
     def _told_by_kubelet(self) -> bool:
-        """Whether kubelet will tell by itself when any of the allocations may have ended."""
+        """Whether kubelet's stream of pods will show when any of the allocations may have ended."""
         if self.watch is None or self._podresources is None:
             return False
         return all(
@@ -218,12 +220,12 @@ class Reconciler:
         )
         self._queue.sync()
         self._wake.set()
-        if self._owners.adopted == adopted:  # else nobody knows who was served
+        if self._owners.adopted == adopted:  # else it is unknown which containers were served
             self._missed.look()
         return True
 
     async def _read_records(self) -> bool:
-        """Learn from kubelet's records who has the cards; returns whether they could be read."""
+        """Learn the cards' owners from kubelet's records; returns whether they could be read."""
         instance = self._ledger.kubelet_instance
         try:
             if self._podresources is not None:
@@ -304,7 +306,7 @@ class Reconciler:
         return now is None and stamp is None
 
     async def _settle_without(self, ended: Collection[DeviceId], unreadable: NoSourceError) -> None:
-        """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
+        """End allocations without the checkpoint: another source says that the pod has ended."""
         allocations = [
             allocation for device in ended if (allocation := self._ledger.allocations.get(device))
         ]
@@ -327,9 +329,9 @@ class Reconciler:
         self._release(gone, solved=False)
 
     def _release(self, devices: Collection[DeviceId], *, solved: bool = True) -> None:
-        """End the allocations of devices that nobody has, if nothing happened to them meanwhile.
+        """End the allocations of devices without a pod, if nothing happened to them meanwhile.
 
-        `solved`: what was wrong with kubelet's records is over, unless one cannot be ended.
+        `solved`: the problem with kubelet's records is over, unless an allocation cannot be ended.
         """
         for device in devices:
             allocation = self._ledger.allocations.get(device)

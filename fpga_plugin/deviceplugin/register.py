@@ -1,4 +1,4 @@
-"""How kubelet hears of a resource's endpoint: by a Register call on kubelet.sock."""
+"""Registers a resource's endpoint with kubelet: a Register call on kubelet.sock."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def register(directory: str, resource: ResourceName, endpoint: str, second
 
     Args:
         directory: where kubelet.sock is.
-        resource: what is registered.
+        resource: the name to register.
         endpoint: base name of the endpoint's socket.
         seconds: the call's limit.
 

@@ -4,10 +4,10 @@ A life runs from a new socket to the end of the ListAndWatch stream on it:
 
     kubelet.sock is there -> serve -> Register -> kubelet opens ListAndWatch -> ... -> it ends
 
-and it ends when the stream does, when another kubelet.sock is in place of the one that was
-registered with, or when our socket file is gone while kubelet's is there. Then the old server is
-closed with its connections and handlers, and only after that does the next life begin, on another
-socket. This order serves every way in which kubelets handle a second registration of a resource:
+and it ends when the stream does, when a new kubelet.sock replaces the one that was registered with,
+or when our socket file is gone while kubelet's is there. Then the old server is closed with its
+connections and handlers. Only after that does the next life begin, on another socket. This order
+serves every way in which kubelets handle a second registration of a resource:
 
 - 1.25 and 1.26 answer OK for the same socket path without connecting, and refuse another path while
   the old stream is open;
@@ -51,7 +51,7 @@ class Timing:
         steady: a life at least this long was a success, and what follows starts without delay.
         first_delay: before the second attempt; doubles with each further one.
         last_delay: the longest delay between attempts.
-        recheck: how often to look at kubelet's directory where inotify reports nothing.
+        recheck: between looks at kubelet's directory where inotify is not available.
     """
 
     register: float = 10.0
@@ -64,7 +64,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ResourceStatus:
-    """How a resource stands with kubelet.
+    """The state of a resource at kubelet.
 
     Attributes:
         registered: kubelet answered Register on the present socket with OK.
@@ -111,7 +111,7 @@ class Registration:
 
     @property
     def status(self) -> ResourceStatus:
-        """How the resource stands now."""
+        """The resource's state at kubelet now."""
         streaming = self._endpoint is not None and self._endpoint.streams.streaming
         status = ResourceStatus(registered=self._registered, streaming=streaming)
         if status.registered and status.streaming:
@@ -125,7 +125,7 @@ class Registration:
 
     @property
     def behind(self) -> bool:
-        """Whether kubelet was not yet sent the list as it is now."""
+        """Whether the present list has not been sent to kubelet yet."""
         return self._endpoint is not None and self._endpoint.streams.behind
 
     def renew(self, reason: str) -> None:
@@ -182,7 +182,7 @@ class Registration:
         )
 
     async def _pause(self, delay: float, failed: str) -> None:
-        """Wait for `delay`, or until another kubelet than the one that failed is there."""
+        """Wait for `delay`, or until a kubelet other than the one that failed is there."""
         try:
             async with asyncio.timeout(delay):
                 while self._directory.instance in {failed, None}:
@@ -241,7 +241,7 @@ class Registration:
             return self._renewal
         present = self._directory.instance
         if present is None:
-            return ""  # nobody to register with: better keep a stream that may still be read
+            return ""  # no kubelet to register with: keep a stream that may still be read
         if present != instance:
             return "kubelet was restarted"
         if not endpoint.in_place:
@@ -249,7 +249,7 @@ class Registration:
         return ""
 
     async def _streaming(self, endpoint: Endpoint, began: float) -> None:
-        """See kubelet open its stream.
+        """Wait until kubelet opens its stream.
 
         Raises:
             NotRegisteredError: it opens none.

@@ -1,4 +1,4 @@
-"""The calls of kubelet, as the life of an allocation, over ledger and lists.
+"""Kubelet's calls as steps in the life of an allocation.
 
 Allocate, PostStop and Deallocate are ledger steps and return at once; what they set off runs in the
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
@@ -32,9 +32,8 @@ class DevicePluginService:
     Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
 
     Args:
-        ledger: who has what.
-        owners: finds out whose allocations these are.
-        lists: what is advertised of it.
+        owners: finds the allocations' pods.
+        lists: the devices to advertise.
         prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
         cdi_devices: what the operator adds.

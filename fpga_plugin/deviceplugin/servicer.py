@@ -1,11 +1,11 @@
 """The calls of one resource: kubelet's messages in, `DevicePluginService` behind, messages out.
 
-Decoding is lenient (a truncated message parses as a shorter one), so what has to be there is
-checked here: Allocate and PreStartContainer without device ids are refused. What the ids mean is
-checked behind. Deallocate and PostStopContainer pass on what they name and answer OK when that is
-nothing, because kubelet could do nothing about a refusal.
+Decoding is lenient (a truncated message parses as a shorter one), so this module checks what has to
+be there: it refuses Allocate and PreStartContainer without device ids. The service checks what the
+ids mean. Deallocate and PostStopContainer answer OK even without ids, because kubelet could do
+nothing about a refusal.
 
-Each answer is logged, and told to an observer: method, devices, status, message and time.
+Each answer is logged, and an observer gets it: method, devices, status, message and time.
 """
 
 import asyncio
@@ -60,14 +60,14 @@ OPTIONS = DevicePluginOptions(
 _LOGGED_DEVICES = 16
 
 _OF_A_LIFE = frozenset({"Allocate", "PreStartContainer", "PostStopContainer"})
-"""Calls that are logged although they went well: an allocation's life is reported by them. Its end
-is told by the line of the release, which is also there where kubelet does not call."""
+"""Calls that are logged although they went well: they show an allocation's life. The release
+logs its end, even if kubelet makes no call for it."""
 
 _log = structlog.get_logger()
 
 
 class CallObserver(Protocol):
-    """Is notified of every answered call but ListAndWatch, on the event loop; must not block."""
+    """Called after every answered call but ListAndWatch, on the event loop; must not block."""
 
     def __call__(  # noqa: PLR0917  # observers name their parameters as they like
         self,
@@ -79,7 +79,7 @@ class CallObserver(Protocol):
         seconds: float,
         /,
     ) -> None:
-        """`devices` are those named ids that are device ids; `message` is empty when OK."""
+        """`devices` are the call's valid device ids; `message` is empty when OK."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Call:
         return None if self.deadline is None else self.deadline.time_remaining()
 
     def names(self, ids: Iterable[str]) -> None:
-        """Note which devices the call is about; what is no device id stays out of the logs."""
+        """Note the call's devices; text that is no device id stays out of the logs."""
         self.devices += tuple(device for text in ids if (device := _device_id(text)) is not None)
 
 
@@ -105,7 +105,7 @@ _Unary = Callable[[Any, _Call], Awaitable[Any]]
 
 
 class Servicer:
-    """Serves one resource's calls; `__mapping__` is how grpclib takes it.
+    """Serves one resource's calls; grpclib reads `__mapping__`.
 
     Attributes:
         running: the tasks in which calls are being served.
@@ -170,7 +170,7 @@ class Servicer:
         return handler
 
     async def _serve(self, call: _Call, served: Awaitable[None]) -> None:
-        """Run one call; turn errors into statuses; tell what came of it."""
+        """Run one call; turn errors into statuses; report the outcome."""
         self._track()
         started = time.monotonic()
         status, message = Status.OK, ""
@@ -181,7 +181,7 @@ class Servicer:
             status, message = error.status, error.message or ""
             raise
         except asyncio.CancelledError:
-            # Kubelet gave up or went away, or this endpoint ends. Nobody hears an answer.
+            # Kubelet gave up or went away, or this endpoint ends. No one reads an answer.
             late = call.time_left == 0
             status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
             message = "the call's time was up" if late else WENT_AWAY
@@ -214,7 +214,7 @@ class Servicer:
             return
         try:
             self._on_call(call.method, self._resource, call.devices, status, message, seconds)
-        except Exception:  # noqa: BLE001  # kubelet gets its answer whoever looks on
+        except Exception:  # noqa: BLE001  # a failing observer must not cost kubelet its answer
             self._log.exception("an observer of calls failed", method=call.method)
 
     async def _options(self, _request: Empty, _call: _Call) -> DevicePluginOptions:

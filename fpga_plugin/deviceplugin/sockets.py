@@ -2,8 +2,8 @@
 
 Each life of an endpoint has a socket name of its own. Kubelets confuse two lives that share a path:
 some answer OK and go on talking to the old one, some disconnect the new one when the old one ends
-(`registration` reports which). The process id alone does not distinguish them, because in a
-container it is 1 each time; the number behind it therefore counts from a random one.
+(`registration` lists which). The process id alone does not distinguish them, because in a
+container it is always 1; so the number behind it counts from a random one.
 """
 
 import errno
@@ -81,7 +81,7 @@ def listen(directory: str) -> tuple[socket.socket, str]:
 
 
 def remove_socket(directory: str, name: str) -> None:
-    """Remove a socket of ours; somebody else may have done it already."""
+    """Remove a socket of ours; it may be gone already."""
     try:
         os.unlink(os.path.join(directory, name))
     except FileNotFoundError:

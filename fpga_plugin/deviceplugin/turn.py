@@ -33,7 +33,7 @@ class Start:
     """A PreStart that succeeded.
 
     Attributes:
-        container: whose.
+        container: the one that started.
         at: when it was answered; seconds since the epoch by the node's clock.
         before: the container's latest run that had ended by then. A status that lags shows it still
             afterwards, and its time alone does not say: times have whole seconds, and the clock

@@ -1,8 +1,8 @@
 """Kubelet's directory, watched: kubelet comes and goes as a file, and may wipe our sockets.
 
-What the directory says is always read from the directory itself; `host.watcher` only says when
-to look, every half minute where inotify says nothing. The directory is the node's own, so it is
-looked at without a thread: a node that has none left still finds kubelet.
+The state is always read from the directory itself; `host.watcher` only says when to look, every
+half minute where inotify is not available. The directory is the node's own, so no thread is needed:
+a node that has no threads left still finds kubelet.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ _log = structlog.get_logger()
 
 
 class KubeletDirectory:
-    """Tells its listeners when kubelet's socket or one of ours came or went.
+    """Calls its listeners when kubelet's socket or one of ours came or went.
 
     Args:
         path: kubelet's device plugin directory; need not exist.
-        recheck: seconds between two looks where inotify says nothing.
+        recheck: seconds between two looks where inotify is not available.
     """
 
     def __init__(self, path: str, *, recheck: float) -> None:
@@ -43,7 +43,7 @@ class KubeletDirectory:
 
     @property
     def instance(self) -> str | None:
-        """What tells this kubelet instance from others; None while it has no socket."""
+        """Identifies this kubelet instance; None while it has no socket."""
         return socket_identity(self.path, KUBELET_SOCKET)
 
     @contextmanager
@@ -70,7 +70,7 @@ class KubeletDirectory:
 
     async def _begin(self) -> None:
         await self._watcher.ready()
-        self.changed(None)  # what happened while nobody watched
+        self.changed(None)  # what happened before the watch
 
     def look(self, look: Look) -> None:
         """What is watched (`host.watcher.Target`)."""

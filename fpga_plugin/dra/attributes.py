@@ -1,4 +1,4 @@
-"""What is told of a card and of its regions: by it claims choose, and containers know it."""
+"""Attributes of cards and regions: claims select devices by them, and containers read them."""
 
 from typing import Final, TypeAlias
 
@@ -17,13 +17,13 @@ Value: TypeAlias = bool | int | str
 def attributes(
     card_id: CardId, kind: ResourceKind, interface: InterfaceId | None, card: Card | None
 ) -> dict[str, Value]:
-    """Of a card or of one of its regions; names without a domain are the driver's.
+    """The attributes of a card or a region; names without a domain are the driver's.
 
     Args:
         card_id: of the card.
-        kind: which of both.
-        interface: of the card; None: not known.
-        card: as it is; None: it is not there.
+        kind: card or region.
+        interface: of the card; None: unknown.
+        card: None: it is gone.
     """
     told: dict[str, Value] = {
         "type": "card" if kind is ResourceKind.WHOLE else "region",

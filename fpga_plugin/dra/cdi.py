@@ -36,12 +36,12 @@ class CdiError(FpgaPluginError):
 
 
 class CdiFiles:
-    """Blocks: use it in a thread. Calls may overlap, and follow one another then.
+    """Writes and removes CDI files. Blocks: use it in a thread. Overlapping calls run in turn.
 
     Args:
         directory: where the runtime looks for generated files.
         driver: our name, which is in the names of files and devices.
-        metadata: what the containers read of their devices; None: nothing.
+        metadata: files that describe the devices to their containers; None: none.
     """
 
     def __init__(self, directory: str, driver: str, metadata: MetadataFiles | None = None) -> None:
@@ -161,7 +161,7 @@ class CdiFiles:
 
 
 def device_id(owner: ClaimOwner, device: DeviceId) -> str:
-    """What kubelet tells the runtime to inject for a device of a claim."""
+    """The CDI device that kubelet has the runtime inject for a device of a claim."""
     return f"{_kind(owner.driver)}={owner.uid}-{device_name(device)}"
 
 

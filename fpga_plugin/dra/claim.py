@@ -1,6 +1,6 @@
-"""A claim as the API server has it: which devices of ours it has, for whom, with what config.
+"""A claim as the API server has it: our devices in it, its pods and its config.
 
-NodePrepareResources names a claim only. It is read here, and counts only if its uid is the one that
+NodePrepareResources only names a claim. This module reads it, and accepts it only with the uid that
 kubelet named. A claim that the scheduler made for a pod's extended resources has no config but the
 class's: what its containers ask for stands in their environment, as with the device plugin API.
 """
@@ -43,7 +43,7 @@ class NoSuchClaimError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRef:
-    """What kubelet names.
+    """A claim as kubelet names it.
 
     Attributes:
         uid: of the claim.
@@ -81,7 +81,7 @@ class Allocated:
     Attributes:
         request: name of the claim's request, without that of a subrequest.
         subrequest: with it (`main/sub`); the same where there is none.
-        device: which.
+        device: card or region.
     """
 
     request: str
@@ -112,10 +112,10 @@ class ResourceClaim:
         ref: which.
         devices: in the order of the allocation.
         configs: in order; those of classes come first.
-        pods: for which it is reserved, as far as known now.
-        pod: whose extended resources it stands for; None: it is no such claim.
-        names: of the pods, as far as they are proper ones.
-        pod_claim: what the pod calls it for which it was made by a template; empty: none.
+        pods: for which it is reserved, those known now.
+        pod: the pod whose extended resources it stands for; None: it is no such claim.
+        names: the pods' valid names.
+        pod_claim: the pod's name for it, if a template made it; empty: none did.
         reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
             such as a group of pods, counts as one that lives.
     """
@@ -131,7 +131,7 @@ class ResourceClaim:
 
     @property
     def users(self) -> frozenset[PodUid]:
-        """All pods that may use it, as far as known now."""
+        """All pods known now that may use it."""
         return self.pods if self.pod is None else self.pods | {self.pod[1]}
 
     def of(self, one: Allocated, *, from_class: bool) -> list[RegionConfig]:
@@ -212,7 +212,7 @@ class ClaimReader:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         driver: our name.
         node: ours; the name of its pool, too.
-        named: is called what the pods of a claim are called.
+        named: called with the names of a claim's pods.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
 
 
 def _names(consumers: Iterable[_Consumer], ref: ClaimRef) -> dict[PodUid, PodName]:
-    """What a claim's pods are called; nothing depends on it, so what is odd is left out."""
+    """The names of a claim's pods, only for display: an invalid one is left out."""
     names = {}
     for one in consumers:
         if (one.apiGroup, one.resource) == ("", "pods"):
@@ -332,7 +332,7 @@ def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
 
 
 def _pod(claim: _Claim, ref: ClaimRef) -> tuple[PodName, PodUid] | None:
-    """Whose extended resources a claim stands for.
+    """The pod whose extended resources a claim stands for.
 
     Raises:
         ValueError: its owner has no proper name.

@@ -1,6 +1,6 @@
-"""What each region of a claim is to become: the claim's config, or its pod's variables.
+"""Decides the target of each region of a claim, by the claim's config or its pod's variables.
 
-Whichever it is, the config of the DeviceClass bounds it.
+The config of the DeviceClass bounds both.
 """
 
 from fpga_plugin.allocation.ledger import Ledger, card_of
@@ -18,7 +18,7 @@ from fpga_plugin.kubernetes.pod import Pod
 
 
 class ClaimTargets:
-    """See the module.
+    """Decides what each region of a claim is to become.
 
     Args:
         ledger: knows the cards.
@@ -32,7 +32,7 @@ class ClaimTargets:
         self._kubeconfig = kubeconfig
 
     async def of(self, claim: ResourceClaim) -> dict[RegionId, FpgaRequest | None]:
-        """What each region is to become; None: blank.
+        """The target of each region; None: blank.
 
         Raises:
             NotPermittedError: a DeviceClass does not allow it.

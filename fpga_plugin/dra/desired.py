@@ -1,11 +1,11 @@
-"""What the scheduler is sent: the ledger as devices, counters and taints.
+"""The desired ResourceSlices: the ledger as devices, counters and taints.
 
 The device plugin's lists hide a card while its regions are owned. Here nothing is hidden: a card
 and its regions share counters, and the scheduler, which does all accounting, keeps them apart. So
-what an owner has is not told at all, and a pod's life costs no write. What must not be given out
+the slices do not show owners, and a pod's life costs no write. A device that must not be given out
 is tainted and stays on the list, and an owned device is always on it (invariant 3).
 
-A server that does not know counters or taints drops them without a word. For it there is a simpler
+A server that does not know counters or taints silently drops them. For it there is a simpler
 `Form`: regions or cards, not both; and a device that would be tainted is left out unless it is
 owned.
 
@@ -76,7 +76,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class CounterSet:
-    """What the devices of one card have between them: one of each."""
+    """The counters that the devices of one card share: one of each."""
 
     name: str
     counters: tuple[str, ...]
@@ -101,7 +101,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one ResourceSlice says: counter sets or devices, never both."""
+    """The content of one ResourceSlice: counter sets or devices, never both."""
 
     counter_sets: tuple[CounterSet, ...] = ()
     devices: tuple[Device, ...] = ()
@@ -121,10 +121,10 @@ class Form:
 
 
 class DesiredDevices:
-    """What the slices of this node ought to say.
+    """The desired content of this node's slices.
 
     Args:
-        ledger: who has what.
+        ledger: knows the cards and their owners.
         advertise: which kind of devices there are; an owned one of the other kind is listed too.
     """
 
@@ -180,7 +180,7 @@ class _CardView:
     def listed(
         self, kinds: frozenset[ResourceKind], form: Form
     ) -> tuple[tuple[CardId, ...], tuple[RegionId, ...]]:
-        """The card, or nothing, and those of its regions that are told of."""
+        """The card, if it is listed, and its listed regions."""
         whole_owned = DeviceId(self.id) in self._owned
         programs = self.card is not None and self.card.reprogrammable
         whole = whole_owned or (ResourceKind.WHOLE in kinds and programs)
@@ -237,10 +237,10 @@ class _CardView:
         return next((one.interface_id for one in resources if one is not None), None)
 
     def _taints(self, device: DeviceId) -> tuple[Taint, ...]:
-        """What stands against a device; of one key and effect the most telling.
+        """The taints of a device; of one key and effect the most telling.
 
-        Of one that has an owner only what no scrub mends, and what the operator wants of anybody
-        new: its owner keeps it, and when that one ends, no write has to come before the next claim.
+        An owned device has only those that no scrub mends, and the operator's: its owner keeps it,
+        and after the owner's end no write has to come before the next claim.
         """
         ledger, found = self._ledger, dict[tuple[str, Effect], Taint]()
         owner = ledger.region_allocation(RegionId(device))  # its own, or its card's

@@ -1,7 +1,7 @@
 """The DRA driver, put together: kubelet's calls, its record, and its finding of the driver.
 
-The driver's socket is `<kubelet root>/plugins/<driver>/dra.sock`; kubelet hears of it by the one in
-`plugins_registry`. Both have fixed names, and stay for the life of the process. A kubelet that
+The driver's socket is `<kubelet root>/plugins/<driver>/dra.sock`; kubelet finds it through the one
+in `plugins_registry`. Both have fixed names, and stay for the life of the process. A kubelet that
 starts finds them by itself.
 """
 
@@ -52,17 +52,17 @@ log = structlog.get_logger()
 
 
 def socket_path(settings: Settings) -> str:
-    """Where kubelet calls the driver."""
+    """The path of the socket at which kubelet calls the driver."""
     return os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix, "dra.sock")
 
 
 def metadata_directory(settings: Settings) -> str:
-    """Where the files lie that tell containers of their devices."""
+    """The directory of the files that describe devices to their containers."""
     return os.path.join(os.path.dirname(socket_path(settings)), "metadata")
 
 
 def check(settings: Settings) -> None:
-    """Whether the settings are enough for DRA.
+    """Check that the settings suffice for DRA.
 
     Raises:
         SettingsError: they are not.
@@ -88,7 +88,7 @@ def check(settings: Settings) -> None:
 
 
 def make_directories(settings: Settings) -> None:
-    """What the driver writes into, before the process gives up making such directories.
+    """Make the driver's directories, before the process gives up the right to.
 
     Raises:
         SocketError: one cannot be made, or kubelet's root directory is another one.
@@ -124,7 +124,7 @@ def _open_files(
 def open_leftovers(
     settings: Settings, operations: CardOperations, queue: CardQueue
 ) -> ClaimReconciler:
-    """What ends the claims that DRA left, where the device plugin API serves by now."""
+    """The reconciler that ends DRA's claims once the device plugin API serves instead."""
     files = _open_files(settings, operations.ledger)
     ends = ClaimEnds(operations.ledger, queue, files)
     driver, root = settings.resource_prefix, settings.kubelet_root
@@ -132,7 +132,7 @@ def open_leftovers(
 
 
 class DraDriver:
-    """See the module.
+    """The DRA driver of the node.
 
     Args:
         settings: all of them.
@@ -146,7 +146,7 @@ class DraDriver:
 
     Attributes:
         registered: set while kubelet has the driver.
-        problem: why it has not; empty while nothing went wrong.
+        problem: why kubelet does not have it; empty while nothing went wrong.
     """
 
     def __init__(  # noqa: PLR0917  # the same as of the device plugin API
@@ -238,7 +238,7 @@ class DraDriver:
         await self._registry.start()
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What is to be done for as long as the plugin serves."""
+        """The tasks that run for as long as the plugin serves."""
         return {
             "registration": self._reoffer.run(),
             "claims": self.reconciler.run(),
@@ -248,7 +248,7 @@ class DraDriver:
         }
 
     def not_ready(self) -> list[str]:
-        """Why kubelet is not served, or the scheduler is not told; empty while both are."""
+        """Why kubelet is not served, or the slices are not published; empty: both are well."""
         found = []
         if not self.registered.is_set():
             found.append(f"driver: {self.problem or self._not_yet}")
@@ -267,7 +267,7 @@ class DraDriver:
         )
 
     def notes(self) -> list[str]:
-        """What may keep pods from their devices, although kubelet is served."""
+        """Problems that may keep pods from their devices although kubelet is served."""
         return list(self.node.concerns)
 
     def _told(self, problem: str) -> None:
@@ -288,7 +288,7 @@ class DraDriver:
         self.node.wake()
 
     async def stop(self) -> None:
-        """Kubelet's calls end; what runs is waited for by `close`."""
+        """End kubelet's calls; `close` waits for the work that runs."""
         await self._registry.stop()
         server, self._server = self._server, None
         if server is not None:

@@ -1,7 +1,7 @@
 """Ends claims, by kubelet's calls and by its record, and knows what an end still waits for.
 
-The row of a claim that has ended stays until kubelet's record lacks the claim: until then the
-record names it, and it would be taken for one that the journal lost.
+The row of an ended claim stays until kubelet's record lacks the claim: without the row, the
+record's claim would count as one that the journal lost.
 """
 
 from collections import Counter
@@ -25,15 +25,15 @@ log = structlog.get_logger()
 
 
 class ClaimEnds:
-    """What kubelet's calls and its record say of the ends of claims.
+    """Ends claims by kubelet's calls and its record.
 
     Args:
-        ledger: who has what.
+        ledger: knows the claims.
         queue: where cards that have to be scrubbed are added.
         files: for the container runtime.
 
     Attributes:
-        recorded: kubelet's record as it was read last.
+        recorded: kubelet's record at the last read.
         over: claims that kubelet has ended, that the ledger lacks and the record names.
         calls: how often kubelet asked to prepare each claim: its record, if it was read before,
             says nothing of the pods for which it asked.
@@ -52,7 +52,7 @@ class ClaimEnds:
         self.doubted: Callable[[ClaimUid], None] = lambda _: None
 
     async def end(self, uid: ClaimUid) -> None:
-        """No container starts with the claim any more, and its regions are on their way.
+        """End a claim: no container starts with it any more, and its regions await a scrub.
 
         Raises:
             FpgaPluginError: the journal cannot be written, or the claim's file not be removed.
@@ -72,7 +72,7 @@ class ClaimEnds:
         await self._files.remove(uid, owner)
 
     async def forget(self, uid: ClaimUid) -> bool:
-        """Keep nothing of a claim that has ended and that kubelet's record lacks, if it is clean.
+        """Remove an ended claim that kubelet's record lacks, if its regions are clean.
 
         Raises:
             FpgaPluginError: the claim's file cannot be removed, or the journal not be written.
@@ -85,7 +85,7 @@ class ClaimEnds:
         return True
 
     def regions(self, uid: ClaimUid) -> list[RegionId]:
-        """Those of a claim that has ended, on cards that are there."""
+        """The regions of an ended claim, on present cards."""
         owner, recorded = self._ledger.claim_owners.get(uid), self.recorded.get(uid)
         if owner is not None:
             devices = owner.devices if owner.ended else ()
@@ -100,14 +100,14 @@ class ClaimEnds:
         ]
 
     def kept_back(self, region: RegionId) -> bool:
-        """Whether nobody is to get it."""
+        """Whether a region must not be given out."""
         return self._ledger.obstacles.first(region, Stops.OFFER) is not None
 
     def to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
         if record.condition in CLEAN or self._ledger.region_allocation(region) is not None:
-            return False  # or somebody else's by now, who gets it scrubbed
+            return False  # or it has a new owner by now, for whom it is scrubbed
         lasting = {Kind.KEPT, Kind.FAULTED, Kind.FAILING, Kind.STRANGER}
         waits = any(one.kind in lasting for one in self._ledger.obstacles.of(region))
         return not waits and not record.reason.startswith(NO_BLANK)

@@ -1,6 +1,6 @@
-"""Pods that nobody evicts, although a device of their claim failed before they could start.
+"""Finds pods that are not evicted although a device of their claim failed before their start.
 
-Such a device has a NoExecute taint (`wanted.py`), by which Kubernetes deletes the pod, so that its
+Such a device has a NoExecute taint (`desired`), by which Kubernetes deletes the pod, so that its
 controller makes another, which the scheduler places elsewhere. Before 1.37.2 it does not do so for
 pods that ask by `limits` (kubernetes/kubernetes#141290), a claim may tolerate the taint, and the
 cluster may have no such controller. No version is guessed: kubelet prepares nothing for a pod that
@@ -26,7 +26,7 @@ _KEPT: Final = 256
 
 
 class Evictions:
-    """Belongs to the event loop.
+    """Knows since when the pods of each claim wait for an eviction.
 
     Args:
         ledger: knows which devices failed.
@@ -41,7 +41,7 @@ class Evictions:
     def overdue(
         self, ref: ClaimRef, claim: ResourceClaim | None, devices: Iterable[DeviceId]
     ) -> str:
-        """What to say to a claim's pod after a Prepare that failed; empty: nothing.
+        """The message for a claim's pod after a Prepare that failed; empty: none.
 
         Args:
             ref: the claim.

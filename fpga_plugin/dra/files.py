@@ -1,17 +1,16 @@
-"""Which claims have their file for the container runtime: those whose nodes lead where they did.
+"""Keeps a claim's file for the container runtime only while its nodes lead where they did.
 
 A container of a prepared claim starts again without any call of kubelet's: the runtime reads the
-claim's file. So the file goes when what was prepared is no longer there, or its nodes lead
-elsewhere, and no container starts with another claim's region (invariant 10). It comes back with
-the next Prepare; of a card that was only not seen yet, with the card.
+claim's file. So the file goes when the preparation no longer holds or the nodes lead elsewhere: no
+container starts with another claim's region (invariant 10). The file comes back with the next
+Prepare, or with the card if that was only not seen yet.
 
-At the start the files are written again: they may have been lost. That of a claim that was adopted
-stays, and none is written: what its region holds is not known (docs/architecture.md).
+At the start the files are written again: they may have been lost. An adopted claim keeps its file,
+but none is written for it: its region's contents are unknown (docs/architecture.md).
 
 Files are written and removed in a thread. Meanwhile the claim may end, be allocated again, or be
 prepared with other devices. So the ledger is asked again afterwards, until the file is what the
-ledger says: a file that nobody answers for any more would let containers start with what became
-another claim's.
+ledger says: an outdated file would let containers start with another claim's region.
 """
 
 import asyncio
@@ -36,10 +35,10 @@ RETRY_SECONDS: Final = 30.0
 
 
 class ClaimFiles:
-    """See the module.
+    """Writes and removes the claims' files for the container runtime.
 
     Args:
-        ledger: who has what.
+        ledger: knows the claims.
         cdi: reads and writes the files.
     """
 
@@ -59,7 +58,7 @@ class ClaimFiles:
         return self._cdi.path(uid, driver)
 
     def _card_changed(self, card: CardId | None) -> None:
-        """The claims of a card may not be as they were prepared any more."""
+        """The preparations of a card's claims may no longer hold."""
         if card is not None:
             owners = (
                 self._ledger.claim_owner_of(one.device) for one in self._ledger.allocations_on(card)
@@ -102,7 +101,7 @@ class ClaimFiles:
 
         `again`: it is written although it should be there.
 
-        Returns the claim as its file has it; None: it has none that anybody answers for.
+        Returns the claim as its file has it; None: it has no valid file.
 
         Raises:
             FpgaPluginError: the file cannot be written or removed, or the journal not be written.
@@ -177,7 +176,7 @@ class ClaimFiles:
         await asyncio.to_thread(self._cdi.remove, path, uid)
 
     async def withdraw(self, owner: ClaimOwner, why: str) -> None:
-        """What was prepared for a claim is no longer what it asks for.
+        """Withdraw a preparation that no longer matches what the claim asks for.
 
         Raises:
             FpgaPluginError: the file cannot be removed, or the journal not be written.

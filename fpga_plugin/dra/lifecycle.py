@@ -1,18 +1,19 @@
 """A claim's life on this node: prepared, used, ended (NodePrepareResources and …Unprepare…).
 
-Prepare is idempotent by the claim's uid and allocation: what was prepared in this boot is answered
-from the journal, and the hardware is not touched, whoever uses it by now. The claim is read all the
-same: it may have been deallocated, and allocated again with other devices under the same uid, while
-kubelet was away or forgot it. What it had before is withdrawn then, and ends once nobody uses it.
-Else the claim's devices become its own in the ledger, and are scrubbed, programmed and verified as
-with the device plugin API. The work is a task of its own, which the call's end does not end:
-kubelet's next call finds the result. What passes by itself (an earlier tenant that still runs, a
-slow API server) is waited for inside the call, since kubelet tries again only after 60 to 90 s. A
-result does not expire: kubelet ends each claim that it asked to prepare.
+Prepare is idempotent by the claim's uid and allocation. For a claim that was prepared in this boot
+the journal has the answer, and the hardware is not touched. The claim is read all the same: it may
+have been deallocated, and allocated again with other devices under the same uid, while kubelet was
+away or forgot it. Then its former devices are withdrawn, and released once they are unused.
 
-Unprepare ends the claim, and is answered when its regions are clean, so that the scheduler gives
-nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod: the
-answer comes once the scheduler has been notified, else the next claim would get it.
+Else the claim gets its devices in the ledger, and they are scrubbed, programmed and verified as
+with the device plugin API. The work is a task of its own, which outlives the call: kubelet's next
+call finds the result. The call waits for obstacles that pass by themselves (an earlier tenant that
+still runs, a slow API server), since kubelet tries again only after 60 to 90 s. A result does not
+expire: kubelet ends each claim that it asked to prepare.
+
+Unprepare ends the claim, and answers when its regions are clean, so that the scheduler allocates
+only clean ones. A region that cannot be cleaned is kept back, and does not hold up the pod: the
+answer comes once its taint is published, else the next claim would get the region.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ ANSWER_SECONDS: Final = 40.0
 """Until a call is answered; kubelet gives it 45 s (pkg/kubelet/cm/dra/plugin)."""
 
 KEPT_CLAIMS: Final = 256
-"""Claims of which is remembered what was read of them last, to say whose a refusal is."""
+"""Claims whose last read is remembered, to name the pod of a refusal."""
 
 FIRST_RETRY, LAST_RETRY = 0.1, 2.0
 """Seconds between two looks at what has to pass."""
@@ -73,7 +74,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """What kubelet is sent of a device of a claim."""
+    """A device of a claim as it is sent to kubelet."""
 
     requests: tuple[str, ...]
     device: DeviceId
@@ -97,7 +98,7 @@ class _Work:
         self.claim: ResourceClaim | None = None
 
     async def still(self, step: Awaitable[_T]) -> _T:
-        """What a step comes to, if the claim has not ended meanwhile.
+        """A step's result, if the claim has not ended meanwhile.
 
         Raises:
             NoSuchClaimError: it has.
@@ -109,7 +110,7 @@ class _Work:
 
 
 class ClaimLifecycle:
-    """See the module.
+    """Prepares and unprepares claims.
 
     Args:
         operations: has the ledger, and pods' cgroups.
@@ -117,7 +118,7 @@ class ClaimLifecycle:
         targets: loads bitstreams.
         queue: where cards that have to be scrubbed are added.
         claims: reads claims.
-        claim_targets: reports what their regions are to become.
+        claim_targets: decides what their regions become.
         permission: the operator's policy.
         files: for the container runtime.
         ends: ends claims.
@@ -125,7 +126,7 @@ class ClaimLifecycle:
         cdi_devices: what the operator adds.
 
     Attributes:
-        tell_scheduler: waits until it knows what is not to be given out.
+        tell_scheduler: waits until the slices show which devices are not given out.
         seconds: until a call is answered.
     """
 
@@ -165,7 +166,7 @@ class ClaimLifecycle:
         self.seconds = ANSWER_SECONDS
 
     def _tell(self, _card: CardId | None) -> None:
-        """Whoever waits looks again."""
+        """Wake the calls that wait: they look again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -175,7 +176,7 @@ class ClaimLifecycle:
         self._read.pop(uid, None)
 
     def read(self, uid: ClaimUid) -> ResourceClaim | None:
-        """A claim as it was read last; None: it was not, or it has ended."""
+        """A claim at its last read; None: it was not read, or has ended."""
         return self._read.get(uid)
 
     # ---------------------------------------------------------------- prepare
@@ -201,7 +202,7 @@ class ClaimLifecycle:
                     hint="it goes on; kubelet's next attempt uses the result",
                 )
             work.task.result()
-        # Whoever calls may go away in the meantime: what is written is looked at all the same.
+        # The caller may go away meanwhile: what is written is checked all the same.
         answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
         answer.add_done_callback(_heard)
         await asyncio.wait({answer})
@@ -222,7 +223,7 @@ class ClaimLifecycle:
             del self._work[uid]
 
     async def _run(self, ref: ClaimRef, work: _Work, deadline: float) -> None:
-        """Until it is done, or the call's time is up, or it cannot be done."""
+        """Try until it is done, the call's time is up, or it cannot be done."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
         while True:
@@ -291,7 +292,7 @@ class ClaimLifecycle:
         )
 
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-        """The claim's file, and what kubelet is sent."""
+        """Write the claim's file; returns the answer to kubelet."""
         owner = await self._files.settle(ref.uid, again=True)
         if owner is None:
             known = self._ledger.claim_owners.get(ref.uid)
@@ -338,7 +339,7 @@ class ClaimLifecycle:
         )
 
     def _stands(self, uid: ClaimUid) -> bool:
-        """Whether what was prepared for a claim in this boot still is as it was left."""
+        """Whether a claim's preparation in this boot still holds."""
         ledger = self._ledger
         owner = ledger.claim_owners.get(uid)
         return (
@@ -354,9 +355,9 @@ class ClaimLifecycle:
     async def _withdraw_unless(
         self, claim: ResourceClaim, same: Callable[[ClaimOwner], bool]
     ) -> None:
-        """See that what was prepared for a claim is what it asks for now; else nothing starts.
+        """Withdraw a claim's preparation unless it matches what the claim asks for now.
 
-        What is not known counts as different.
+        An unknown preparation counts as different.
 
         Raises:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
@@ -369,10 +370,10 @@ class ClaimLifecycle:
             await self._files.withdraw(owner, why)
 
     async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
-        """Let go of devices that the claim is no longer allocated, whether it gets its new ones.
+        """Release devices that the claim is no longer allocated, even if it gets no new ones yet.
 
-        The scheduler gives them to others, who would wait for them as long as this claim cannot
-        be prepared: two claims that swap devices, for each other.
+        The scheduler allocates them to other claims, which would wait for as long as this claim
+        cannot be prepared. Two claims that swap devices would wait for each other.
 
         Raises:
             TenancyActiveError: a pod of the claim runs.
@@ -396,12 +397,12 @@ class ClaimLifecycle:
         claim: ResourceClaim,
         requests: Mapping[RegionId, FpgaRequest | None],
     ) -> None:
-        """What the operator's policy says of it, in the claim's namespace.
+        """Ask the operator's policy, for the claim's namespace.
 
         Raises:
             NotPermittedError: the message names the rule.
             UnknownDeviceError: there is no such device by now.
-            NotFinishedError: a card is another one since it was told what its regions become.
+            NotFinishedError: a card changed since the targets of its regions were decided.
         """
         of_resources: dict[ResourceName, list[DeviceId]] = {}
         for one in claim.devices:
@@ -426,7 +427,7 @@ class ClaimLifecycle:
             await self._permission.check(identity, of, devices, tuple(asked), nobody)
 
     async def _check_users(self, ref: ClaimRef) -> None:
-        """What is not as it was prepared is not prepared again under those who use it.
+        """Check that no pod uses a claim that has to be prepared again.
 
         Raises:
             TenancyActiveError: a pod of the claim runs.
@@ -441,7 +442,7 @@ class ClaimLifecycle:
     # ---------------------------------------------------------------- unprepare
 
     async def unprepare(self, ref: ClaimRef) -> None:
-        """End a claim; returns when nothing of it is left, or what is left is kept back.
+        """End a claim; returns when its regions are clean or kept back.
 
         Raises:
             FpgaPluginError: not yet.
@@ -485,7 +486,7 @@ def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
 
 
 def _prepared(request: FpgaRequest | None, target: ProgramTarget | None) -> Prepared:
-    """What is kept of a region that a claim asks for."""
+    """A region's preparation as the journal keeps it."""
     if request is None or target is None:
         return Prepared()
     return Prepared(
@@ -498,7 +499,7 @@ def _prepared(request: FpgaRequest | None, target: ProgramTarget | None) -> Prep
 
 
 def _heard(task: "asyncio.Task[object]") -> None:
-    """What it ended with is raised by whoever waits for it; nobody may."""
+    """Keep asyncio from complaining of an error: callers that wait raise it, if there are any."""
     if not task.cancelled():
         task.exception()
 

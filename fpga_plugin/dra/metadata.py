@@ -48,7 +48,7 @@ class MetadataError(FpgaPluginError):
 
 
 class MetadataFiles:
-    """Blocks: use it in a thread, one call at a time.
+    """Writes and removes metadata files. Blocks: use it in a thread, one call at a time.
 
     Args:
         directory: of the files, the same path on the node.
@@ -135,10 +135,10 @@ def _of_requests(owner: ClaimOwner) -> dict[str, set[DeviceId]]:
 
 
 def _container_path(owner: ClaimOwner, request: str) -> str | None:
-    """Where a container finds the file; None: a name of it can be no part of a path.
+    """The path in a container; None: one of the names cannot be part of a path.
 
-    A container whose claim was made for its pod by a template knows what its pod calls the claim,
-    and not what the claim is called.
+    If a template made the claim, the container knows only its pod's name for the claim, not the
+    claim's own.
     """
     parse_claim_uid(owner.uid)
     made_for_pod = bool(owner.pod_claim)

@@ -1,4 +1,4 @@
-"""How ResourceSlices call devices: DNS labels, which have no dots.
+"""Devices' names in ResourceSlices: DNS labels, which have no dots.
 
 Card `0000-3b-00.0` is device `0000-3b-00-0`, region `0000-3b-00.0-p0` is `0000-3b-00-0-p0`.
 """
@@ -18,10 +18,10 @@ def device_name(device: DeviceId) -> str:
 
 
 def parse_device_name(name: str) -> DeviceId:
-    """The device that a slice calls so.
+    """The device with this name in a slice.
 
     Raises:
-        ValueError: this plugin calls none so.
+        ValueError: it is no name of this plugin's.
     """
     if not (match := _NAME.fullmatch(name)):
         msg = "not a device's name (such as 0000-3b-00-0 or 0000-3b-00-0-p0)"

@@ -1,10 +1,11 @@
-"""One node's pool of ResourceSlices: what to write so that it says what it ought to.
+"""One node's pool of ResourceSlices: the writes that bring it to the desired content.
 
 The slices of a pool count together: the scheduler uses those of the highest generation, once there
-are as many of them as each of them says. So one slice that says something else is replaced in its
-place; anything more makes a new generation, during which the pool is not used.
+are as many of them as each of them says. So a single changed slice is replaced in place. Further
+changes make a new generation, and the scheduler does not use the pool until it is complete.
 
-Names are fixed by what a slice is: if the answer to a write was lost, the next try finds the slice.
+A slice's name follows from its kind and number: if the answer to a write was lost, the next try
+finds the slice.
 """
 
 import hashlib
@@ -31,13 +32,13 @@ Spec = dict[str, Any]
 
 
 class SliceMetadata(Metadata):
-    """Of a slice."""
+    """A slice's metadata."""
 
     ownerReferences: list[dict[str, Any]] = msgspec.field(default_factory=list)  # noqa: N815  # the API's own name
 
 
 class PoolOf(msgspec.Struct):
-    """Which pool a slice belongs to."""
+    """The pool of a slice."""
 
     name: str = ""
     generation: int = 0
@@ -45,7 +46,7 @@ class PoolOf(msgspec.Struct):
 
 
 class SliceSpec(msgspec.Struct):
-    """What a slice says; devices and counters as the JSON that they are."""
+    """A slice's content; devices and counters as raw JSON."""
 
     driver: str = ""
     nodeName: str = ""  # noqa: N815  # the API's own name
@@ -68,19 +69,19 @@ class ResourceSlice(msgspec.Struct):
 
     @property
     def generation(self) -> int:
-        """Of its pool; 0 where it is none that can be followed by another."""
+        """The pool's generation; 0: one that no other can follow."""
         told = self.spec.pool.generation
         return told if 0 < told < _MAX_GENERATION else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write.
+    """The writes to do.
 
     Attributes:
         delete: names of slices that are no part of the pool any more.
         write: names of slices to replace or make, in this order.
-        generation: which the pool has then.
+        generation: of the pool afterwards.
     """
 
     generation: int
@@ -132,13 +133,14 @@ class Pool:
         *,
         accepted: Mapping[str, tuple[Spec, Spec]],
     ) -> Plan:
-        """What is to be written, if anything.
+        """Plan the writes, if any are needed.
 
         Args:
-            wanted: by name.
-            have: what the API server told; a server that passes over the field selector reports
-                other nodes' slices too, which are none of ours to delete.
-            accepted: by name, what was sent and what the server made of it; that is no difference.
+            wanted: the desired slices by name.
+            have: the API server's slices. A server that ignores the field selector lists other
+                nodes' slices too, which the plugin must not delete.
+            accepted: by name, what was sent and what the server made of it; no write is needed for
+                such a difference.
         """
         have = {name: one for name, one in have.items() if self.owns(one)}
         obsolete = tuple(sorted(have.keys() - wanted.keys()))
@@ -159,7 +161,7 @@ class Pool:
         alone = all(have[name].generation < latest for name in obsolete)
         if sound and alone and len(changed) <= 1:
             return Plan(latest, obsolete, tuple(changed))
-        # Those that are there first: until the last one is made, the pool is not used.
+        # Present slices first: the pool is not used until the last one is made.
         names = sorted(wanted, key=lambda name: (name not in have, name))
         return Plan(latest + 1, obsolete, tuple(names))
 
@@ -192,7 +194,7 @@ class Pool:
         }
 
     def content(self, one: Slice) -> Spec:
-        """What a slice's spec says, as JSON."""
+        """A slice's spec as JSON."""
         content: Spec = {}
         if one.counter_sets:
             content["sharedCounters"] = [_counter_set(each) for each in one.counter_sets]
@@ -224,7 +226,7 @@ def _counter_set(one: CounterSet) -> dict[str, Any]:
 
 
 def meaning(content: Spec) -> Spec:
-    """What a slice says, without what the server adds."""
+    """A slice's content, without what the server adds."""
     told = dict(content)
     if devices := told.get("devices"):
         told["devices"] = [_untimed(device) for device in devices]
@@ -241,7 +243,7 @@ def _untimed(device: dict[str, Any]) -> dict[str, Any]:
 def lost(form: Form, sent: Spec, told: Spec) -> Form:
     """What the server understands, by what it made of a slice.
 
-    A feature that is off, or that it does not know, takes its fields away without a word.
+    A server silently drops the fields of a feature that is off or unknown to it.
     """
     return Form(
         counters=form.counters and has_counters(told) >= has_counters(sent),
@@ -250,7 +252,7 @@ def lost(form: Form, sent: Spec, told: Spec) -> Form:
 
 
 def has_counters(content: Spec) -> int:
-    """How many things in a slice are about counters."""
+    """How many entries of a slice concern counters."""
     sets = content.get("sharedCounters") or ()
     return len(sets) + sum("consumesCounters" in device for device in content.get("devices", ()))
 
@@ -260,7 +262,7 @@ def _has_taints(content: Spec) -> int:
 
 
 def _keep_times(spec: Spec, before: Spec) -> None:
-    """Since when a device has a taint: the server would put the present time in its place."""
+    """Keep the time of each taint: the server would set the present time instead."""
     times = {
         _taint_key(device, taint): time
         for device in before.get("devices", ())

@@ -1,8 +1,9 @@
 """Whether ResourceSlices of others stand in this node's pool.
 
-The scheduler follows the highest generation of a pool, whoever wrote it. So whoever may write
-ResourceSlices can keep pods from this node's devices. The admission policy of `deploy/dra` stops
-the tokens of plugins on other nodes. It stops nobody else, and a cluster may lack it.
+The scheduler follows the highest generation of a pool, whatever client wrote it. So any client that
+may write ResourceSlices can keep pods from this node's devices. The admission policy of
+`deploy/dra` stops the tokens of plugins on other nodes. It stops no other client, and a cluster may
+lack it.
 
 The watch of this node's own slices cannot show them: it selects by node, and the API server selects
 by no pool. A watch of the whole driver would send each node what every other one writes. So the
@@ -55,7 +56,7 @@ def pause() -> float:
 
 
 class PoolCheck:
-    """See the module.
+    """Looks for ResourceSlices that others wrote into this node's pool.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.

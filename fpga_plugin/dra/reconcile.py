@@ -1,21 +1,21 @@
 """Compares the ledger's claims with kubelet's record of them, whichever API serves.
 
-With each kubelet instance, before anything is scrubbed, and whenever the record changes: a claim
-that the record names and the ledger lacks is adopted, whatever the plugin knew before, unless the
-cgroups of all its pods are known to be gone. So is a device of a claim in force whose own row a
-damaged journal lost. Pods of a claim come and go without a call: the record names them, and those
-that it names no longer are done with the claim. The record is asked under each driver's name that a
-claim of the ledger has, and for devices of cards that are there under any: what a claim was made
-with does not change with the settings.
+It does so with each kubelet instance, before anything is scrubbed, and whenever the record changes.
+It adopts a claim that the record names and the ledger lacks, unless the cgroups of all its pods are
+known to be gone. It also adopts a device of a claim in force if a damaged journal lost the device's
+row. Pods of a claim come and go without a call: the record names them, and a pod that it no longer
+names is done with the claim. The reconciler looks for each driver name that a claim of the ledger
+has, and for devices of present cards under any name: a claim does not change with the settings.
 
-A claim that only the journal has ends when no pod of it runs and, with DRA, the API server says
-that it is over (deleted, another of its name, not allocated or elsewhere, reserved for nobody): a
-record that was wiped is complete and empty. Only while there is such a claim is anything asked at
-intervals. A claim that has ended keeps its row until the record lacks it.
+If only the journal has a claim, the claim ends when none of its pods runs and, with DRA, the API
+server says that it is over (deleted, another of its name, not allocated or elsewhere, unreserved).
+The record alone is not enough: a wiped record is complete and empty. The API server is asked at
+intervals only while there is such a claim. A claim that has ended keeps its row until the record
+lacks it.
 
 With the device plugin API kubelet ends no claim by itself, since no driver of its name is
-registered, and its record cannot be read where its root directory is not mounted. Until it can be
-read claims keep their devices, and the rest is served.
+registered. Its record cannot be read if its root directory is not mounted. Until it can be read,
+claims keep their devices, and the rest is served.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ _FILE: Final = re.compile(re.escape(FILE_NAME))
 
 
 class ClaimReconciler:
-    """See the module.
+    """Compares the ledger's claims with kubelet's record.
 
     Args:
         operations: has the ledger, and pods' cgroups.
-        queue: with DRA, is in step with kubelet once its record was read.
+        queue: with DRA, synced once kubelet's record was read.
         ends: ends claims.
         files: for the container runtime.
         root: kubelet's root directory.
@@ -132,7 +132,7 @@ class ClaimReconciler:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled; with the device plugin API until no claim has anything."""
+        """Run until cancelled; with the device plugin API until no claim has a device."""
         serves = self._claims is not None
         if serves:
             self._watcher.start()
@@ -191,7 +191,7 @@ class ClaimReconciler:
         return True
 
     def _report(self, error: FpgaPluginError) -> None:
-        """Once for each new reason, not once a look."""
+        """Log each new reason once, not once a look."""
         if self.problem == str(error):
             return
         self.problem = str(error)
@@ -210,7 +210,7 @@ class ClaimReconciler:
         """Claims that have devices of this plugin, or are about to get some.
 
         Raises:
-            RecordUnreadableError: nothing can be said about who uses what.
+            RecordUnreadableError: the users of claims are unknown.
         """
         path = os.path.join(self._root, FILE_NAME)
         if self._claims is None and not await asyncio.to_thread(os.path.exists, path):
@@ -238,7 +238,7 @@ class ClaimReconciler:
                 ledger.dra.claims_read()
             return
         ledger.dra.claims_read()
-        # Of what cannot be adopted it is not known who has it: its card stays back.
+        # A device that cannot be adopted has an unknown owner: its card stays back.
         settled = ledger.unreconciled & self._leftovers.settled
         cards = {card for card in settled if not any(_of_card(name, card) for name in refused)}
         ledger.device_plugin.reconciled(cards)
@@ -258,7 +258,7 @@ class ClaimReconciler:
         names = {*one.devices}
         if owner is not None:
             ledger.dra.join(one.uid, one.pods)
-            # What a damaged journal lost of it: a owner and its claims are written as one.
+            # Devices that a damaged journal lost: an owner and its allocations are written as one.
             names = {device_name(d) for d in owner.devices if d not in ledger.allocations}
         if not names:
             return set()  # all of it is known, or it is only about to be prepared
@@ -290,9 +290,9 @@ class ClaimReconciler:
         )
 
     async def _part(self, recorded: RecordedClaim, calls: int) -> None:
-        """Pods that the record names no longer are done with a claim.
+        """End the use of a claim by pods that the record no longer names.
 
-        What is kept of them ends with their processes.
+        Their tenancies end with their processes.
 
         Raises:
             JournalError: it cannot be written down.
@@ -308,7 +308,7 @@ class ClaimReconciler:
         self._waits |= len(gone) < len(left)
 
     async def _end_if_over(self, owner: ClaimOwner) -> None:
-        """End a claim that kubelet's record lacks, if nobody uses it.
+        """End a claim that kubelet's record lacks, if it is unused.
 
         Raises:
             FpgaPluginError: not now: the journal or the claim's file cannot be written.
@@ -334,7 +334,7 @@ class ClaimReconciler:
         self._waits |= not await self._ends.forget(uid)
 
     async def _is_over(self, owner: ClaimOwner) -> bool:
-        """Whether nobody uses a claim that kubelet's record lacks.
+        """Whether a claim that kubelet's record lacks is unused.
 
         Raises:
             FpgaPluginError: kubelet's record cannot be read, or the journal not be written.

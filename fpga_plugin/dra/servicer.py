@@ -1,8 +1,8 @@
 """Kubelet's DRA calls: messages in, `ClaimLifecycle` behind, messages out.
 
 All claims of a call are served at the same time, so that one that waits for an earlier tenant does
-not hold up another, and each has an answer of its own: an error of one is no error of the call. A
-claim that kubelet names twice is served once.
+not hold up another. Each claim has its own answer: an error of one does not fail the call. A claim
+that kubelet names twice is served once.
 """
 
 import asyncio
@@ -48,13 +48,13 @@ _log = structlog.get_logger()
 
 
 class DraServicer:
-    """`__mapping__` is how grpclib takes it.
+    """Serves kubelet's DRA calls; grpclib reads `__mapping__`.
 
     Args:
         life: what the calls do.
         ledger: has the devices' health.
         pool: our node's.
-        recorder: tells pods and operators what was refused.
+        recorder: makes Events of refusals.
         evictions: knows which pods should not be there any more.
     """
 
@@ -137,7 +137,7 @@ class DraServicer:
         return dra.NodeUnprepareResourcesResponse(claims=await _each(request.claims, one))
 
     def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
-        """Tell whose pod waits, and why."""
+        """Make an Event for the waiting pod, with the reason."""
         claim = self._lifecycle.read(ref.uid)
         names = {} if claim is None else claim.names
         pod = next(iter(names)) if len(names) == 1 else None
@@ -246,7 +246,7 @@ async def _served(
 
 
 def _parsed(claim: dra.Claim) -> ClaimRef:
-    """What kubelet names, as values.
+    """The claim that kubelet names.
 
     Raises:
         InvalidRequestError: it is no claim's uid or name.

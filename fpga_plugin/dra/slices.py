@@ -1,12 +1,12 @@
-"""Keeps this node's ResourceSlices as the ledger targets them, for ever.
+"""Keeps this node's ResourceSlices as the ledger requires them.
 
 Others write here too: kubelet deletes the slices of its node at its own start, and a driver's 30 s
 after it lost the connection to it; the garbage collector deletes them with the node. So the own
-slices are watched, and whatever is not as it ought to be is written again: what is missing is made,
-what is obsolete is deleted. What fails is tried again, less and less often, and never given up.
+slices are watched. Wrong ones are written again, missing ones made, obsolete ones deleted. A write
+that fails is tried again, less and less often, without end.
 
-Nothing happens between two changes. A change waits for a moment before it is written, since most
-that the ledger reports change nothing here, or are undone at once (a region between two owners).
+Nothing happens between two changes. A change waits for a moment before it is written, since most of
+the ledger's changes change no slice, or are undone at once (a region between two owners).
 """
 
 import asyncio
@@ -68,16 +68,16 @@ class SliceReconciler:
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         pool: of which driver, on which node.
-        wanted: what the slices ought to say, in a form that the server understands.
+        wanted: the desired slices, in a form that the server understands.
         registered: set once kubelet has the driver: before, a pod could be bound for nothing.
         settle: seconds between a change and what is written of it.
         backoff: how long to wait after failures.
 
     Attributes:
-        form: what the server understands, as far as known. With a new list it is asked again: the
-            server may be another one by then.
+        form: what the server is known to understand. Each new list tests that again: the server
+            may be another one by then.
         problem: why the slices may be old; empty if they are not.
-        published: they were, once, as they ought to be.
+        published: they were correct once.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SliceReconciler:
         self._changed.set()
 
     async def caught_up(self) -> None:
-        """Wait until the scheduler has been notified what is so now; no longer than TELL_SECONDS.
+        """Wait until the slices show the present state; no longer than TELL_SECONDS.
 
         Not at all while nothing is published: kubelet lacks the driver, or there is no list yet.
         """
@@ -127,7 +127,7 @@ class SliceReconciler:
                     await self._written.wait()
 
     async def run(self) -> None:
-        """Keep the slices as they ought to be; ends only when cancelled."""
+        """Keep the slices correct; ends only when cancelled."""
         await self._registered.wait()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._mirror.run(), name="watch of slices")
@@ -161,7 +161,7 @@ class SliceReconciler:
                 written.set()
 
     async def _reconcile(self) -> None:
-        """Write what is not as it ought to be.
+        """Write every slice that differs.
 
         Raises:
             NoSourceError: not all of it could be written.

@@ -9,7 +9,7 @@ A new kind of hardware implements these three; nothing above this module knows s
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.image import Image
@@ -24,6 +24,11 @@ from fpga_plugin.hardware.model import (
     ScanResult,
 )
 from fpga_plugin.ids import AfuId, CardId
+
+BIND_DRIVERS: Final = (
+    "their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k -d ::1200"
+)
+"""What helps where no family finds a card."""
 
 
 class Port(Protocol):

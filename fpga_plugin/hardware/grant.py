@@ -53,7 +53,7 @@ class Grant:
 
     @classmethod
     def parse(cls, text: str) -> "Grant":
-        """The grant that `str` wrote, as far as it says."""
+        """The grant that `str` wrote, with the fields that it has."""
         return cls(nodes=tuple(dict.fromkeys(text.split(","))))
 
     def __str__(self) -> str:

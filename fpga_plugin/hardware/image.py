@@ -1,8 +1,8 @@
 """What is programmed into a region: a value between the store, which reads files, and the families.
 
 The store makes it of a file that it verified; a family's driver reads one of the kinds. Bytes are a
-private mapping of a file that nobody writes: they are in memory once, and only as far as somebody
-reads them.
+private mapping of a file that is never written: they are in memory once, and only the parts that
+are read.
 """
 
 from dataclasses import dataclass, field

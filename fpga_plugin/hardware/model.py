@@ -63,6 +63,7 @@ class Card:
 
     Attributes:
         address: the PCI function by which it is programmed.
+        family: whose drivers serve it: `dfl` or `xrt`, which `Settings.prefix_of` knows.
         interface_id: what a bitstream must be built for.
         numa_node: None where the kernel does not know it.
         regions: those that can be used now, by port id.
@@ -78,7 +79,6 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
-        family: whose drivers serve it: `dfl` or `xrt`.
         vendor: of the card in a word, as `intel`.
         model: the product's name, where it is known.
         serial: the board's serial number, where its drivers tell.
@@ -92,6 +92,7 @@ class Card:
     """
 
     address: PciAddress
+    family: str
     interface_id: InterfaceId
     numa_node: int | None
     regions: tuple[Region, ...]
@@ -104,7 +105,6 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
-    family: str = "dfl"
     vendor: str = ""
     model: str = ""
     serial: str = ""
@@ -203,7 +203,7 @@ class Assumption:
 
     Attributes:
         says: what.
-        verdict: whether it holds, as far as reading shows.
+        verdict: whether it holds, by reading alone.
         seen: where that was read and what it said, or why it is unknown.
     """
 

@@ -13,7 +13,7 @@ def replace_file(
     durable: bool = False,
     several_writers: bool = False,
 ) -> None:
-    """Put content at a path by rename: whoever opens it meets the old content or all of the new.
+    """Put content at a path by rename: a reader finds the old content or all of the new.
 
     Args:
         path: of the file. What is written first has its name with `.` before it and `.tmp` behind.

@@ -22,7 +22,7 @@ class Backoff:
         self._next = self._first
 
     def delay(self, error: Exception | None = None) -> float:
-        """Seconds until the next try, a quarter more or less; as long as whoever refused asks."""
+        """Seconds until the next try, a quarter more or less; no less than the server asks."""
         delay = self._next
         self._next = min(2 * delay, self._last)
         asked = error.retry_after if isinstance(error, FpgaPluginError) else 0.0

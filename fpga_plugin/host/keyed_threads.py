@@ -1,13 +1,12 @@
-"""KeyedThreads for calls that may never return, such that they take nobody else's call with them.
+"""Threads for calls that may never return, so that a call that hangs holds up no other.
 
 A read of a file system whose server is gone does not end, nor does one of a card that does not
-answer; no thread can be ended from outside. asyncio's own threads are shared by everybody, are as
-many as the machine has cores and a few, and are waited for at the end of the process. So what reads
-something foreign, a store or a card, does it here:
+answer; no thread can be ended from outside. All share asyncio's own threads, which are few, and the
+end of the process waits for them. So reads of anything foreign, a store or a card, run here:
 
 - each thread is used for one call, and the end of the process does not wait for it;
 - calls of one key (a file, a card) come one after the other, so a key that hangs takes one thread;
-- there is a limit on the threads of one `KeyedThreads`, and nobody waits longer than he said.
+- there is a limit on the threads of one `KeyedThreads`, and no caller waits longer than its limit.
 """
 
 import asyncio
@@ -80,7 +79,7 @@ class KeyedThreads(Generic[K]):
         least: float = 0.0,
         spare: int = 0,
     ) -> T:
-        """Call a blocking function in a thread of its own; it goes on when nobody waits any more.
+        """Call a blocking function in a thread of its own; it goes on if its caller leaves.
 
         Args:
             key: what it reads. A call waits for the end of the one before it.

@@ -1,7 +1,7 @@
 """Looks at what no event reports, all at the same instants: an idle process is woken once for all.
 
-Whoever looks every 30 s at an instant of its own wakes the process at that instant. So all count
-from the same one, when the first of them began, which is when the process did. What is due every
+A part that looks every 30 s at its own instant wakes the process at that instant. So all count from
+the same one, when the first of them began, which is when the process did. What is due every
 30 s and what is due every 60 s come together, one time out of two.
 """
 

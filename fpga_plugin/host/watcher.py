@@ -37,7 +37,7 @@ RECHECK_SECONDS: Final = 60.0
 """Between two looks where inotify says nothing."""
 
 ANSWER_SECONDS = 5.0
-"""How long a look may take before a target is notified that its file system does not answer."""
+"""Seconds for a look, after which the target learns that its file system does not answer."""
 
 _ABOVE = (Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB) | Mask.ONLYDIR
 _INSIDE = _ABOVE | Mask.CLOSE_WRITE
@@ -205,7 +205,7 @@ class Watcher:
         self._task = asyncio.create_task(self._run(), name=f"{self._name} watcher")
 
     async def ready(self) -> None:
-        """Wait until changes are noticed, or the target was notified that they are not.
+        """Wait until changes are noticed, or the target has learned that they are not.
 
         What happened before that is not reported: look at the files after it.
         """
@@ -298,7 +298,7 @@ class Watcher:
         return names is None or bool(event.mask & _GONE) or str(event.name) in names
 
     async def _look(self) -> Look:
-        """Look, however long that takes; the target is notified if it is long."""
+        """Look, however long that takes; the target learns if it takes long."""
         if self._threads is None:
             return self._look_now()
         while True:

@@ -155,7 +155,7 @@ class Pod:
 
 
 def parse_identity(namespace: str, name: str, uid: str) -> tuple[str, str, PodUid]:
-    """Whose pod it is, parsed before anything is logged or asked with it.
+    """Parse a pod's identity, before anything is logged or asked with it.
 
     Raises:
         ValueError: one of them is no such name.

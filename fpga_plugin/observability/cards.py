@@ -3,12 +3,13 @@
 Pods' names are foreign text: whoever shows them makes them safe for a terminal or a page.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from fpga_plugin.allocation.exposure import memory_state
 from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold, RegionRecord
-from fpga_plugin.allocation.ledger import card_of
-from fpga_plugin.allocation.obstacles import FAILED, Obstacle, Stops
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.obstacles import FAILED, Kind, Obstacle, Stops
 from fpga_plugin.cards import functions
 from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
@@ -24,6 +25,16 @@ from fpga_plugin.observability.schema import (
 from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.unusable import unusable
 from fpga_plugin.plugin import Plugin
+from fpga_plugin.settings.settings import Advertise
+
+_ON_THE_CARD: Final = frozenset({Kind.GONE, Kind.FOREIGN, Kind.INCOMPLETE})
+"""What a card's note says for all its regions."""
+
+_PASSING: Final = frozenset({Kind.REBINDING, Kind.UNRECONCILED})
+"""The same, of what passes by itself."""
+
+_IN_OTHER_WORDS: Final = frozenset({Kind.EXPOSED, Kind.MEMORY, Kind.DRAINED})
+"""What else a card's row says."""
 
 
 def look(
@@ -73,6 +84,7 @@ class _Cards:
         ledger = self._ledger
         card = ledger.cards.get(card_id)
         readings = self._readings.get(card_id, Readings())
+        note, passing = self._note(card_id, card), self._passing(card_id, card)
         return {
             "card": card_id,
             "interface_id": "" if card is None else card.interface_id,
@@ -86,11 +98,13 @@ class _Cards:
             if card is None
             else memory_state(card, pending=card_id in ledger.memory_clear_pending),
             "iommu": "" if card is None else card.iommu.value,
-            "note": self._note(card_id, card),
-            "passing": self._passing(card_id, card),
+            "note": note,
+            "passing": passing,
             "temperatures": dict(readings.temperatures),
             "power": dict(readings.power),
-            "regions": [self._region(region) for region in self._present(card_id, card)],
+            "regions": [
+                self._region(region, f"{note}; {passing}") for region in self._shown(card_id, card)
+            ],
         }
 
     def _alias(self, interface_id: InterfaceId) -> str:
@@ -99,48 +113,40 @@ class _Cards:
             interface_id
         )
 
-    def _present(self, card_id: CardId, card: Card | None) -> list[Region]:
-        """The card's regions; of one that is gone, those that still have an owner."""
-        if card is not None:
-            return list(card.regions)
-        return [
+    def _shown(self, card_id: CardId, card: Card | None) -> list[Region]:
+        """The card's regions, and those that are gone and still have an owner."""
+        present = () if card is None else card.regions
+        known = {region.id for region in present}
+        gone = [
             Region(card_id, int(region.rpartition("-p")[2]), grant)
             for allocation in self._ledger.allocations_on(card_id)
             for region, grant in allocation.grants.items()
+            if region not in known
         ]
+        return [*present, *gone]
 
     def _note(self, card_id: CardId, card: Card | None) -> str:
         ledger = self._ledger
+        notes = self._obstacles(card_id, _ON_THE_CARD)
         if card is None:
-            return "the card is gone, and its owner is still there"
-        notes = []
-        if (why := ledger.foreign.get(card_id)) is not None:
-            notes.append(f"left alone: {why}")
+            return "; ".join((*notes, "its owner is still there"))
         notes += filter(None, (ledger.obstacles.exposure.note(card), functions.note(ledger, card)))
         if problem := self._plugin.blanks.problem(card.interface_id):
             notes.append(f"no-blank-image: {problem}")
-        if not card.complete:
-            notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
-        strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
-        if tenants := sorted({one.pod for one in strangers if one.pod is not None}):
-            notes.append(
-                f"pod {', '.join(tenants)} still runs and may open a region of it: device numbers"
-                " changed after it was given its node"
-            )
         return "; ".join(notes)
 
     def _passing(self, card_id: CardId, card: Card | None) -> str:
         """What nobody has to do anything about: it passes by itself."""
         if card is None:
             return ""
-        notes = []
-        if card_id in self._ledger.unreconciled:
-            notes.append(
-                "who has it is not known: kubelet's records were not read since it was found"
-            )
+        notes = self._obstacles(card_id, _PASSING)
         if card_id in self._ledger.memory_clear_pending:
             notes.append("its memory is not cleared yet" + self._memory_waits_for(card_id))
         return "; ".join(notes)
+
+    def _obstacles(self, card_id: CardId, kinds: frozenset[Kind]) -> list[str]:
+        """Those of some kinds, in their words."""
+        return [one.message for one in self._ledger.obstacles.of(card_id) if one.kind in kinds]
 
     def _memory_waits_for(self, card_id: CardId) -> str:
         if self._ledger.allocations_on(card_id):
@@ -152,49 +158,76 @@ class _Cards:
             )
         return ""
 
-    def _region(self, region: Region) -> RegionView:
+    def _region(self, region: Region, of_card: str) -> RegionView:
+        """One region; `of_card` is what its card's row says."""
         ledger = self._ledger
         record = ledger.record(region.id)
         allocation = ledger.region_allocation(region.id)
         obstacles = list(ledger.obstacles.of(region.id))
         kept = ledger.debug_hold(region.id)
+        device = self._device(region, allocation)
+        free = allocation is None
+        stopped = ledger.obstacles.first(device, Stops.OFFER if free else Stops.OWNER)
+        use = Stops.ALLOCATE if free else Stops.START
+        against = stopped or ledger.obstacles.first(device, use)
         why = unusable(self._plugin, self._context.settings.scrub, region)
         return {
             "region": region.id,
             "node": str(region.grant),
             "ownership": ledger.ownership(region.id).value,
             "condition": record.condition.value,
-            "reason": self._reason(record, obstacles),
+            "reason": self._reason(record, obstacles, against, of_card),
             "failed": any(one.kind in FAILED for one in obstacles),
             "unusable": "" if why is None else why.value,
             "afu_id": record.afu_id or "",
             "bitstream": self._context.catalogue.name(record.afu_id or ""),
             "clock": self._clock(record),
-            "healthy": self._healthy(region, allocation),
+            "healthy": self._healthy(device, stopped),
             "refused": "" if allocation is None else self._refusal(allocation),
             "kept": None if kept is None else self._kept(kept),
             "owner": None if allocation is None else self._owner(allocation),
         }
 
-    def _reason(self, record: RegionRecord, obstacles: Iterable[Obstacle]) -> str:
-        """Why a region is as it is, and what its scrub waits for."""
+    def _device(self, region: Region, allocation: Allocation | None) -> DeviceId:
+        """Which device a region is shown as: its card, where cards alone are listed."""
+        if allocation is not None:
+            return allocation.device
+        whole = self._context.settings.advertise is Advertise.WHOLE
+        return DeviceId(region.card if whole else region.id)
+
+    def _healthy(self, device: DeviceId, stopped: Obstacle | None) -> bool:
+        """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
+        return stopped is None if self._listed is None else self._listed.get(device, False)
+
+    def _reason(
+        self,
+        record: RegionRecord,
+        obstacles: Sequence[Obstacle],
+        against: Obstacle | None,
+        of_card: str,
+    ) -> str:
+        """Why a region is as it is, what its scrub waits for, and what else is against its device.
+
+        Each thing once: not what the card's row says, nor what the condition says.
+        """
         if cause := next((one.cause for one in obstacles if one.cause), ""):
             return cause
-        if record.condition is not Condition.DIRTY:
-            return record.reason
-        if (why := self._ledger.obstacles.first(record.region, Stops.SCRUB)) is not None:
-            waits = f"{why.message} ({why.operator})" if why.operator else why.message
-        else:
-            waits = self._plugin.scrubber.waits_for(record.region)
-        return "; its scrub waits: ".join(filter(None, (record.reason, waits)))
-
-    def _healthy(self, region: Region, allocation: Allocation | None) -> bool:
-        """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
-        device = DeviceId(region.id) if allocation is None else allocation.device
-        if self._listed is not None:
-            return self._listed.get(device, False)
-        stops = Stops.OFFER if allocation is None else Stops.OWNER
-        return self._ledger.obstacles.first(device, stops) is None
+        reason = record.reason
+        if record.condition is Condition.DIRTY:
+            scrub = self._ledger.obstacles.first(record.region, Stops.SCRUB)
+            if scrub is None:
+                waits = self._plugin.scrubber.waits_for(record.region)
+            else:
+                waits = f"{scrub.message} ({scrub.operator})" if scrub.operator else scrub.message
+            reason = "; its scrub waits: ".join(filter(None, (reason, waits)))
+        if (
+            against is None
+            or against.kind in _IN_OTHER_WORDS
+            or against.message in f"{reason}; {of_card}"
+            or (against.kind is Kind.NOT_CLEAN and against in obstacles)
+        ):
+            return reason
+        return "; ".join(filter(None, (reason, against.message)))
 
     def _refusal(self, allocation: Allocation) -> str:
         """Why the owner's container was not started; empty: it was not refused."""

@@ -65,7 +65,7 @@ class _Store:
 
 
 class Catalogue:
-    """See the module."""
+    """The store's bitstreams as status and page show them."""
 
     def __init__(self) -> None:
         self._store = Fresh(_Store(), seconds=FRESH, wait=WAIT_SECONDS)

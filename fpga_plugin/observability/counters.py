@@ -26,7 +26,7 @@ _IMAGES: Final = {"program": "bitstream", "program blank": "blank"}
 
 
 class Counters:
-    """See the module."""
+    """The counters of one run of the plugin."""
 
     def __init__(self) -> None:
         self.calls = Counter()

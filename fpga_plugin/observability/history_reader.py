@@ -1,6 +1,6 @@
 """The history as it is shown: read from the journal in a thread, for the commands and the page.
 
-Whoever reaches the page can ask for it, as often as he likes. So one thread reads it, of its own:
+Any client that reaches the page can ask for it, as often as it likes. So a thread of its own reads:
 asyncio's are those of PreStartContainer and of the liveness probe. What it has read is kept for a
 moment, and others that ask meanwhile are answered from that.
 """

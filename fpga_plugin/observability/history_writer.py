@@ -1,7 +1,7 @@
-"""Writes down what happens to regions a moment later and away from the calls.
+"""Writes the history of regions, a moment later and outside the calls.
 
-It listens where others do: the ledger for allocations, and what the context is notified of work and
-refusals. Nothing waits for it, and nothing fails by it.
+It listens to the ledger for allocations, and to the status context for work and refusals. Nothing
+waits for it, and its errors affect nothing else.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ Named = Callable[[PodUid | None], PodName | None]
 
 
 class HistoryWriter:
-    """See the module.
+    """Writes the history of regions in the background.
 
     Args:
         ledger: whose allocations are written down.

@@ -91,7 +91,7 @@ def text(status: int, words: str, *, headers: Headers = ()) -> Response:
 Handler = Callable[[Request], Awaitable[Response]]
 
 _Reached = Callable[..., None]
-"""Is notified of a connection's stage, and of how many bytes it has to take."""
+"""Called with a connection's stage, and the number of bytes that it has to take."""
 
 
 class Listener:

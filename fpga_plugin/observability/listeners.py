@@ -36,7 +36,7 @@ it; readiness gives up after 40 s, liveness after a minute."""
 
 
 class Listeners:
-    """See the module.
+    """The two HTTP listeners.
 
     Args:
         context: what is shown.

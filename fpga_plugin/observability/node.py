@@ -17,7 +17,7 @@ from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
 from fpga_plugin.bitstreams.manifest import InterfaceAliases
 from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
-from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust, prefixes
+from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust
 from fpga_plugin.cards.blanks import VENDORS, WITHOUT
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
@@ -157,7 +157,7 @@ def look(settings: Settings) -> Node:
 
 def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
     """The resources under which a card, or something of it, would be advertised."""
-    prefix = prefixes(settings).get(seen.card.family, settings.resource_prefix)
+    prefix = settings.prefix_of(seen.card.family)
     if settings.advertise is not Advertise.AF:
         if not seen.card.reprogrammable:
             return ()

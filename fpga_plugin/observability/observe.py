@@ -11,6 +11,7 @@ import structlog
 
 from fpga_plugin.build import log_settings
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.ids import is_device_id, ours
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.pod import PodSourceError
@@ -48,8 +49,7 @@ async def observe(settings: Settings) -> None:
     if not node.cards and not node.problems:
         log.warning(
             "no FPGA cards on this node",
-            hint="their drivers have to be bound to them (dfl-pci; xclmgmt and xocl): lspci -k -d"
-            " ::1200",
+            hint=BIND_DRIVERS,
         )
     await _log_pod_specs(settings)
     log.info("observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)")

@@ -1,4 +1,4 @@
-"""Whose a device is: a pod's with the device plugin API, a ResourceClaim's and its pods' with DRA.
+"""A device's owner: a pod with the device plugin API, a ResourceClaim and its pods with DRA.
 
 Names are foreign text; whoever shows them makes them safe for a terminal or a page.
 """
@@ -17,12 +17,12 @@ Names = Callable[[PodUid | None], PodName | None]
 """What a pod is called, if that is known."""
 
 UNKNOWN: Final = PodName("", "")
-"""What a pod is called whose name nobody told."""
+"""Shown for a pod whose name is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A ResourceClaim that has a device, and the pods that use it, as far as they are known."""
+    """A ResourceClaim that has a device, and the known pods that use it."""
 
     claim: ClaimOwner
     pods: frozenset[PodUid] = frozenset()

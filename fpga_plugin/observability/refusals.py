@@ -48,7 +48,7 @@ class Refusal:
 
 
 class Refusals:
-    """See the module."""
+    """The last refusal of each pod."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

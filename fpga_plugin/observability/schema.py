@@ -7,9 +7,9 @@ from typing import NotRequired, TypedDict
 
 
 class WhoView(TypedDict):
-    """Whose a device is.
+    """The owner of a device.
 
-    The pod's fields are empty where kubelet's records have not told. In mode `dra` the owner is a
+    The pod's fields are empty while kubelet's records do not show it. In mode `dra` the owner is a
     ResourceClaim: `claim` is its name, in `namespace`; `requests` are those of its requests for
     which it has the device; `pods` are all that use it, by namespace and name, or by uid where no
     name is known. `pod` and `pod_uid` are then empty unless there is exactly one.

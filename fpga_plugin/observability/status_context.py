@@ -36,11 +36,11 @@ _GIVE = frozenset({"Allocate", "PreStartContainer"})
 """Calls whose success ends what was refused of their devices before."""
 
 FRESH = 2.0
-"""Seconds for which a card's sensors are not read again, whoever asks."""
+"""Seconds for which a card's sensors are not read again."""
 
 
 class Observer(ReportObserver, Protocol):
-    """Is notified of each of kubelet's calls, of scrubs, preparations, warnings. Must not raise."""
+    """Sees each of kubelet's calls, scrubs, preparations and warnings. Must not raise."""
 
     def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """A container is served, and may not be what its author means."""
@@ -56,7 +56,7 @@ class StatusContext:
 
     Attributes:
         settings: all of them.
-        observer: is notified of calls and of work on regions, too.
+        observer: sees calls and work on regions, too.
         counters: what is counted.
         refusals: the last of each pod.
         catalogue: what the store has.

@@ -129,7 +129,7 @@ def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:
 
 
 def event_owner(event: EventView) -> str:
-    """Whose it was, as far as it is known."""
+    """The former owner, if known."""
     pod = event["pod"] or event["pod_uid"]
     if not event["claim"]:
         return pod or "-"

@@ -591,6 +591,15 @@ class Settings:
     given: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """The variables that were set, with their texts; to be logged. None of them is a secret."""
 
+    @property
+    def prefixes(self) -> Mapping[str, str]:
+        """The domains of resources of those families of cards that have one of their own."""
+        return {"xrt": self.xrt_resource_prefix}
+
+    def prefix_of(self, family: str) -> str:
+        """The domain of resources of a family of cards."""
+        return self.prefixes.get(family, self.resource_prefix)
+
     def __post_init__(self) -> None:
         """Directories that follow others unless they were given."""
         if not self.simulated_dir:

@@ -136,7 +136,10 @@ class ClaimSide(Side):
 
     def exposed(self) -> bool:
         """Not even kubelet's record knows what they have."""
-        return bool(self.zombies) or any(
+        return bool(self.zombies) or self.unrecorded()
+
+    def unrecorded(self) -> bool:
+        return any(
             tenant.prepared and not self.kubelet.names_devices_of(tenant.claim)
             for tenant in self.tenants
         )
@@ -535,7 +538,9 @@ class ClaimSide(Side):
         await self.kubelet.stop()
         for tenant in self.everybody():
             tenant.ready = False
-        if self.known and not self.zombies and self.rng.random() < 0.3:
+        # While pods are served by the device plugin API the API server is not asked: what kubelet's
+        # record lacks is over once none of its processes runs.
+        if self.serves and self.known and not self.zombies and self.rng.random() < 0.3:
             self.said["record of claims lost"] += 1
             self.kubelet.wipe()
         self.kubelet.start()

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,6 +133,10 @@ class Side(ABC):
     @abstractmethod
     def exposed(self) -> bool:
         """Whether pods run of which only the journal knows."""
+
+    def unrecorded(self) -> bool:
+        """Whether kubelet's record lacks something that was prepared."""
+        return False
 
     @abstractmethod
     async def boots(self) -> None:
@@ -368,6 +373,8 @@ class Node:
         exposed = any(side.exposed() for side in self.sides.values())
         before = self.setup
         self.setup = changed(before, self.rng, self.apis, AFU_2, blind=not exposed)
+        if any(side.unrecorded() for side in self.sides.values()):
+            self.setup = replace(self.setup, api=before.api)  # see ClaimSide.restarts
         await self.kubelet_changes(boots=before.boot != self.setup.boot)
         exposed = any(side.exposed() for side in self.sides.values())
         for name in ("api", "prefix", "cdi", "boot", "scrub"):

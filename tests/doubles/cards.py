@@ -40,6 +40,7 @@ def make_card(
     numbers = [(own,) if isinstance(own, int) else own for own in nodes]
     return Card(
         address=address,
+        family="dfl",
         interface_id=interface_id,
         numa_node=numa_node,
         regions=tuple(

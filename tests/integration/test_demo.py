@@ -6,6 +6,7 @@ Several run at the same time, so that they also show that they do not disturb ea
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,6 +145,18 @@ MANIFESTS = {
     "value-from": VALUE_FROM,
 }
 
+BOTH = (
+    "sidecar",
+    "init-and-app",
+    "two-resources",
+    "whole-card",
+    "misspelt",
+    "unknown-bitstream",
+    "mixed",
+    "admission",
+)
+"""Played by both kubelets."""
+
 EXAMPLE_FILES = sorted(
     path.stem for path in EXAMPLES.glob("*.yaml") if "limits:" in path.read_text()
 )
@@ -258,11 +271,16 @@ def named_store(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Every run, by name; all with --json but `text`."""
+    """Every run, by name; all with --json but those that people read."""
     base = tmp_path_factory.mktemp("demo")
     commands: dict[str, list[str]] = {
         "default": ["--json"],
-        "text": [],
+        "text": ["-v", "--kubelet", "extended"],
+        "text-stock": ["-v"],
+        "brief": [],
+        "stock": ["--json", "--kubelet", "stock"],
+        "extended": ["--json", "--kubelet", "extended"],
+        "alveo": ["--json", "--kubelet", "stock", "--cards", "alveo"],
         "missing-file": ["--json", "--pod", str(base / "nothing.yaml")],
         "missing-store": ["--json", "--bitstreams", str(base / "nowhere")],
         "no-blank": ["--json", "--bitstreams", str(base / "store")],
@@ -279,10 +297,13 @@ def runs(tmp_path_factory):
         path.write_text(manifest)
         commands[name] = ["--json", "--pod", str(path)]
     named_store(base / "named")
-    commands["named"] = ["--bitstreams", str(base / "named")]
+    commands["named"] = ["-v", "--bitstreams", str(base / "named")]
+    commands["named-brief"] = ["--bitstreams", str(base / "named")]
     commands["quiet"] = ["-q"]
     commands["real-quiet"] = ["-q", *commands["real"][1:]]
+    commands["logged-quiet"] = ["-q", "--log"]
     commands["refused-text"] = ["--pod", str(base / "unknown-bitstream.yaml")]
+    commands["no-blank-text"] = commands["no-blank"][1:]
     commands["misspelt-quiet"] = ["-q", "--pod", str(base / "misspelt.yaml")]
     commands["refused-quiet"] = ["-q", "--pod", str(base / "unknown-bitstream.yaml")]
     commands["stuck-quiet"] = ["--quiet", "--pod", str(base / "no-such-interface.yaml")]
@@ -290,6 +311,8 @@ def runs(tmp_path_factory):
     commands["deployment-pod"] = ["--json", "--pod", str(base / "pod.yaml")]
     for name in EXAMPLE_FILES:
         commands[name] = ["--json", "--pod", str(EXAMPLES / f"{name}.yaml")]
+    for name in BOTH:
+        commands[f"{name}-stock"] = [*commands[name], "--kubelet", "stock"]
     # A path so deep that no socket's path would fit.
     folders = {name: base / "runs" / name / ("d" * 120) for name in commands}
 
@@ -306,9 +329,14 @@ def runs(tmp_path_factory):
         results = dict(zip(commands, pool.map(run, commands), strict=True))
     as_text = (
         "text",
+        "text-stock",
+        "brief",
         "named",
+        "named-brief",
+        "no-blank-text",
         "quiet",
         "real-quiet",
+        "logged-quiet",
         "misspelt-quiet",
         "refused-text",
         "refused-quiet",
@@ -320,6 +348,11 @@ def runs(tmp_path_factory):
 SUCCESSES = (
     "default",
     "text",
+    "text-stock",
+    "brief",
+    "stock",
+    "extended",
+    "alveo",
     "kep-verbatim",
     "sidecar",
     "no-env",
@@ -382,6 +415,68 @@ def test_the_keps_pod_is_programmed_at_each_start_and_scrubbed_at_the_end(runs, 
     assert scrub["afu_id"] == BLANK
     assert 0.2 < scrub["seconds"] < 5
     assert run.events.index(last) > run.events.index(run.of("call")[-2])
+
+
+def test_a_stock_kubelets_pod_is_programmed_and_released_without_a_call_for_it(runs):
+    run = runs["stock"]
+    assert run.programmed() == [(P0, COMPRESS)] * 2
+    assert {event["method"] for event in run.of("call")} == {
+        "GetDevicePluginOptions",
+        "GetPreferredAllocation",
+        "Allocate",
+        "PreStartContainer",
+    }
+    states = [
+        (event["ownership"], event["condition"])
+        for event in run.of("region")
+        if event["region"] == P0
+    ]
+    assert states[-3:] == [("FREE", "DIRTY"), ("FREE", "SCRUBBING"), ("FREE", "BLANK")]
+
+
+def test_nobody_waits_for_two_of_the_plugins_usual_intervals(runs):
+    """A stock kubelet's pod is released after two Lists, 2 s apart unless set otherwise."""
+    started = runs["stock"].of("call")[-1]["t"]
+    released = [e["t"] for e in runs["stock"].of("region") if e["ownership"] == "FREE"]
+    assert min(t for t in released if t > started) - started < 2
+
+
+def test_programs_read_an_extended_kubelets_calls_unless_they_ask_for_a_stock_ones(runs):
+    def calls(name):
+        return [(event["method"], event["devices"]) for event in runs[name].of("call")]
+
+    assert calls("default") == calls("extended")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_becomes_of_a_pod_is_the_same_on_either_kubelet(runs, name):
+    extended, stock = runs[name], runs[f"{name}-stock"]
+    assert stock.code == extended.code
+    assert stock.programmed() == extended.programmed()
+    assert stock.left == []
+    # What comes after these words depends on whether kubelet has the newest list by then.
+    said, stock_said = (
+        [
+            event["message"].partition("Allocate failed due to")[0]
+            for kind in ("warning", "error")
+            for event in run.of(kind)
+        ]
+        for run in (extended, stock)
+    )
+    assert stock_said == said
+    assert {event["method"] for event in stock.of("call")}.isdisjoint(
+        {"PostStopContainer", "Deallocate"}
+    )
+    states = {e["region"]: (e["ownership"], e["condition"]) for e in stock.of("region")}
+    assert {owner for owner, _ in states.values()} == {"FREE"}
+
+
+def test_an_alveo_cards_region_is_programmed_and_given_back(runs):
+    run = runs["alveo"]
+    (region,) = {region for region, _ in run.programmed()}
+    assert region == "0000-12-00.0-p0"
+    last = [event for event in run.of("region") if event["region"] == region][-1]
+    assert (last["ownership"], last["condition"]) == ("FREE", "BLANK")
 
 
 def test_a_call_tells_resource_devices_status_and_time(runs):
@@ -553,11 +648,84 @@ def test_people_see_what_the_stores_manifest_calls_an_accelerator(runs):
     assert not any(COMPRESS in line for line in held)
 
 
+def test_by_default_people_see_a_stock_kubelets_pod_in_a_screenful(runs):
+    lines = runs["brief"].out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines[:-1])) <= 80, "the verdict alone may be longer"
+    assert "\x1b" not in runs["brief"].out
+    steps = [line.split(maxsplit=2)[2] for line in lines if re.match(r" +[0-9.]+ s  ", line)]
+    kinds = [re.sub(r"[0-9]+ ms", "# ms", step) for step in steps]
+    steps = [re.sub(r" +", " ", step) for step in kinds]
+    # The list and Allocate's answer come on two connections.
+    steps.remove(f"plugin hides card {CARD}: a region is taken")
+    assert steps == [
+        "plugin finds 2 cards with 6 regions",
+        "plugin has scrubbed 6 of them, and advertises",
+        f"kubelet Allocate {P0}: OK in # ms",
+        f"plugin programs {P0} in # ms, and reads back",
+        f"kubelet PreStartContainer {P0}: OK in # ms",
+        "pod container intel-fpga-demo-compress runs. It sees",
+        "pod ends, and no call tells the plugin",
+        f"plugin takes {P0} back: no pod has it any more",
+        f"plugin scrubs {P0} in # ms; it is blank",
+        "plugin advertises what it did before the pod",
+    ]
+    more = [line.strip() for line in lines if line.startswith(" " * 20)]
+    assert more == [f"2 x {CARDS}", f"6 x {REGIONS}", COMPRESS, "/dev/dfl-port.0"]
+
+
+def test_the_readme_shows_the_screenful_as_it_is(runs):
+    def steps(text):
+        return [re.sub(r" +[0-9.]+ (m?s)\b", r" # \1", line) for line in text.splitlines()]
+
+    readme = (ROOT / "README.md").read_text()
+    (shown,) = re.findall(r"```text\n(.*?)```", readme, re.DOTALL)
+    assert len(shown.splitlines()) > 10
+    *_, played, _ = runs["brief"].out.split("\n\n")
+    assert sorted(steps(shown)) == sorted(steps(played))
+
+
+def test_the_screenful_shows_what_the_pod_asks_for_and_how_to_see_more(runs):
+    lines = runs["brief"].out.splitlines()
+    begin = lines.index("Pod default/intel-fpga-demo-compress asks for")
+    assert lines[begin + 1 : begin + 6] == [
+        f"  1 x {REGIONS}",
+        f"  FPGA_BITSTREAM_ID_1={COMPRESS}",
+        f"  FPGA_REGION_1={IF}",
+        "  FPGA_DRIVER_PARAMS_1=clock=1000,debug=1",
+        "",
+    ]
+    assert lines[-2].startswith("-v shows each call")
+
+
+def test_the_screenful_names_an_accelerator_as_the_stores_manifest_does(runs):
+    assert runs["named-brief"].out.count(COMPRESS) == 1  # what the pod asks for
+    assert "compress-2\n" in runs["named-brief"].out
+
+
+def test_the_screenful_says_what_is_not_offered_and_why(runs):
+    out = runs["no-blank-text"].out
+    assert "has scrubbed 0 of them" in out
+    assert f"0 x {REGIONS} of 6, the others are Unhealthy" in out
+    assert "not offered: no-blank-image: " in out
+
+
+def test_the_timeline_of_a_stock_kubelet_explains_the_release(runs):
+    out = runs["text-stock"].out
+    assert "No call reports the end of the pod." in out
+    assert "PostStopContainer" not in out
+    assert "Deallocate" not in out
+    assert out.count(" crashes\n") == 1
+    assert "programmed twice" in out
+
+
 def test_people_get_a_timeline_without_colours_in_a_pipe(runs):
     out = runs["text"].out
     assert "\x1b" not in out
     for words in (
         "PreStartContainer",
+        "PostStopContainer",
+        "Deallocate",
         f"hidden: {CARD}",
         f"AFU id reads {COMPRESS}",
         "program blank",
@@ -606,7 +774,7 @@ def in_process(monkeypatch, capsys):
         monkeypatch.setattr(node, "PR_SECONDS", 0)
         monkeypatch.setattr(story, "RETRY_SECONDS", 0)
         monkeypatch.setattr(KubeletDouble, "start_container", lambda *args: start(original, *args))
-        code = demo.run(demo.Options(pod=None, bitstreams=None, json=True, verbose=False))
+        code = demo.run(demo.Options(pod=None, bitstreams=None, json=True))
         captured = capsys.readouterr()
         return parse(Run(code, captured.out, captured.err, []))
 
@@ -622,10 +790,12 @@ def test_programming_is_told_step_by_step(runs):
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
+        ("brief", "Served: default/intel-fpga-demo-compress had what it asks for"),
         ("text", "Served: default/intel-fpga-demo-compress had what it asks for"),
         ("refused-text", "Refused: Error: device plugin PreStartContainer rpc failed with err:"),
         ("refused-quiet", "Refused: Error: device plugin PreStartContainer rpc failed with err:"),
         ("stuck-quiet", "Failed: "),
+        ("logged-quiet", "Served: default/intel-fpga-demo-compress had what it asks for"),
         ("quiet", "Served: default/intel-fpga-demo-compress had what it asks for"),
         ("misspelt-quiet", "Served, but default/"),
     ],
@@ -637,6 +807,11 @@ def test_the_last_line_is_the_verdict(runs, name, verdict):
     assert (len(lines) == 1) == name.endswith("quiet")
     codes = {"Served:": 0, "Served,": 3}
     assert run.code == codes.get(verdict.split()[0], 1)
+
+
+def test_the_plugins_log_is_there_for_who_asks_for_it(runs):
+    assert "kubelet no longer knows the allocation" in runs["logged-quiet"].err
+    assert runs["quiet"].err == ""
 
 
 def test_misspelt_variables_are_told_with_what_was_meant(runs):

@@ -38,6 +38,7 @@ NOT_RUN = {
     "docker inspect": "needs an engine: tests/dra/test_chart_store.py",
     "fpga-plugin fleet": "needs a cluster: tests/integration/test_fleet.py",
     "rsync ": "needs a node",
+    "ssh ": "needs a node",
     "kind ": "needs Docker: tests/kubelet/test_chart_life.py plays the rest of docs/kind.md",
     "docker exec": "needs kind: tests/kubelet/test_chart_life.py",
     "docker cp": "needs kind",

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from contextlib import asynccontextmanager, closing, suppress
 
 import pytest
@@ -23,11 +24,13 @@ from fpga_plugin.demo.double import (
 )
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
-from fpga_plugin.errors import RefusedError
+from fpga_plugin.errors import NotFinishedError, RefusedError
 from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import read_checkpoint, read_stamp
 from fpga_plugin.kubernetes.kubelet.grants import cached_grant
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
+from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
+from fpga_plugin.kubernetes.pod import NoSuchPodError, Phase
 from fpga_plugin.settings.settings import load_settings
 
 PREFIX = "fpga.intel.com"
@@ -368,6 +371,52 @@ def test_podresources_shows_active_pods_and_no_init_containers(tmp_path):
             await double.end_pod(one)
             assert (await client.snapshot()).devices == ()
             assert double.held == {}  # List made kubelet free them
+
+    asyncio.run(run())
+
+
+def test_the_pods_api_shows_pods_as_the_plugins_own_client_reads_them(tmp_path):
+    async def run():
+        socket = str(tmp_path / "pods")
+        os.mkdir(tmp_path / "kubelet")
+        async with stage(tmp_path / "kubelet", profile=STOCK, pods_path=socket) as (double, calls):
+            one = pod(
+                APP, init=(container("init"), container("side", restartable=True)), namespace="n"
+            )
+            client = PodsApi(socket)
+            with pytest.raises(NoSuchPodError):
+                await client.get(one.uid)
+            await double.admit(one)
+            known = await client.get(one.uid)
+            assert (known.full_name, known.ended) == (("n", "a"), False)
+            assert known.sandbox is True
+            assert [c.name for c in known.containers] == ["app"]
+            assert [(c.name, c.restartable) for c in known.init] == [
+                ("init", False),
+                ("side", True),
+            ]
+            assert {v.name: v.value for v in known.containers[0].env} == ENV
+            assert known.state("init").phase is Phase.WAITING
+
+            began = int(time.time())
+            await double.start_container(one, "init")
+            assert (await client.get(one.uid)).state("init").started >= began
+            double.end_container(one, "init", 3)
+            state = (await client.get(one.uid)).state("init")
+            assert state.phase is Phase.TERMINATED
+            assert state.ended.exit_code == 3
+            assert state.ended.started >= began
+
+            calls.fails = NotFinishedError("not yet")
+            with pytest.raises(GRPCError):
+                await double.start_container(one, "app")
+            state = (await client.get(one.uid)).state("app")
+            assert state.phase is Phase.WAITING
+            assert "desc = not yet" in state.message
+
+            await double.end_pod(one)
+            with pytest.raises(NoSuchPodError):
+                await client.get(one.uid)
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""What is believed of a journal in doubt: less than it says, and nobody is forgotten.
+"""What the plugin believes of a journal in doubt: less than it says, but every owner stays.
 
 In doubt is one that is damaged (SQLite has no checksums, so a damaged disk may turn one row into
 another), that lacks transactions, or that another run of the plugin wrote than the last one, or

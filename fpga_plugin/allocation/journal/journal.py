@@ -40,10 +40,10 @@ _KEPT_LOG: Final = 1 << 20
 
 _FOLDS: Final = 40
 _FOLD_PAUSE: Final = 0.05
-"""How often the rest of a log is tried to be folded in, and seconds between two times."""
+"""Attempts to fold in the rest of a log, and the seconds between two attempts."""
 
 _MODE: Final = 0o600
-"""Who has which device, under which uid, is nobody else's to read."""
+"""Owners and their uids are private to the plugin and root."""
 
 
 class JournalError(FpgaPluginError):
@@ -236,7 +236,7 @@ class Journal:
             _create(self.set_aside)  # SQLite fills an empty file
             db.execute("VACUUM INTO ?", (self.set_aside,))
         self._commits += 1
-        db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
+        db.execute("BEGIN IMMEDIATE")  # closing the connection rolls it back
         for statement, values in (
             *rows.replacement(snapshot, identity),
             rows.counted(self._commits),

@@ -1,4 +1,4 @@
-"""What the journal says to whoever only looks, beside a running plugin or without one.
+"""Reads the journal without writing to it, with or without a running plugin.
 
 Opened read-only: nothing is made, moved aside or waited for. Who has what is what the plugin wrote
 last.

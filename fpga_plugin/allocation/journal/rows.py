@@ -99,7 +99,7 @@ def prepare(db: sqlite3.Connection) -> None:
     new = not _tables(db) and not _version(db)
     if not new:
         check(db)
-    db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
+    db.execute("BEGIN IMMEDIATE")  # closing the connection rolls it back
     if new:
         db.execute(SCHEMA)
     for sql in history.SCHEMA:

@@ -75,7 +75,7 @@ def _allocation(
 
 
 def _region(_known: Known, _taking: Change, _region: object, record: RegionRecord) -> bool:
-    """A region that is DIRTY is given to nobody before work on it begins, which is written.
+    """A DIRTY region is not given out before work on it, whose begin is written.
 
     So FAULTED that becomes DIRTY gives nothing either.
     """

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class DevicePluginLeftovers:
-    """See the module.
+    """Ends what pods still have by the device plugin API, while DRA is served.
 
     Args:
         ledger: whose allocations end.
@@ -55,7 +55,7 @@ class DevicePluginLeftovers:
 
     @property
     def settled(self) -> set[CardId]:
-        """Present cards of which kubelet's checkpoint names nobody who is no owner."""
+        """Present cards for which kubelet's checkpoint names only pods that the ledger knows."""
         return self._owners.settled
 
     @property

@@ -1,10 +1,10 @@
-"""Whose devices these are: the ledger compared with kubelet's checkpoint, by one rule.
+"""Compares the ledger's owners with kubelet's checkpoint, by one rule.
 
-At the first answer of each kubelet, at each later one, and right after each Allocate, which names
-no pod. Whatever the plugin knew before (a lost or exchanged journal, a card that was put in, a pod
-of another setting or API): a device that the checkpoint names and the ledger lacks is adopted, an
-allocation whose pod is not known gets its pod, and one of another pod is released and made again.
-Until a card was compared nothing of it is given out (`Ledger.unreconciled`).
+It does so at each answer of kubelet, and right after each Allocate, which names no pod. The plugin
+adopts a device that the checkpoint names and the ledger lacks. It gives an allocation without a
+known pod its pod, and releases and makes again an allocation of another pod. The reason does not
+matter (a lost or exchanged journal, a card that was put in, a pod of another setting or API). Until
+a card was compared, no device of it is given out (`Ledger.unreconciled`).
 
 An entry does not count if a call about the device was answered since kubelet wrote it: kubelet
 writes its checkpoint after it has its answer, and until then an entry may be that of a pod that
@@ -44,7 +44,7 @@ _UNREADABLE: Final[Stamp] = (0, 0, 0)
 
 
 class Owners:
-    """See the module.
+    """Compares the ledger with kubelet's checkpoint.
 
     Args:
         ledger: gets the owners.
@@ -80,7 +80,7 @@ class Owners:
         self._wake.set()
 
     def new_kubelet(self) -> None:
-        """It starts containers without PreStart: high time to know whose allocations these are."""
+        """Kubelet starts containers without PreStart: learn the allocations' owners at once."""
         self._at_once = True
         self._wake.set()
 
@@ -108,7 +108,7 @@ class Owners:
 
     @property
     def settled(self) -> set[CardId]:
-        """Present cards of which kubelet's checkpoint names nobody who is no owner."""
+        """Present cards for which kubelet's checkpoint names only pods that the ledger knows."""
         return self._ledger.cards.keys() - self._not_adopted.keys()
 
     # ---------------------------------------------------------------- the comparison

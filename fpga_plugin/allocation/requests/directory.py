@@ -1,6 +1,6 @@
-"""Which pod has these devices, and what is it? All that is asked about pods is asked here.
+"""Finds the pod that has given devices, and reads it. All questions about pods go through here.
 
-Four sources know it, each of them a part:
+It has four sources:
 
 - kubelet's checkpoint: by devices, the pod's uid and its containers, init containers too;
 - PodResources: by devices, the pod's name; never that of a pod in which only plain init containers
@@ -8,9 +8,9 @@ Four sources know it, each of them a part:
 - kubelet's Pods API: by uid, the pod;
 - the API server: by name, the pod, whose uid has to be the one that was asked about.
 
-What is kept, in bounded memory, is the pods' names by uid, and what their containers ask for where
-that lasts as long as the pod: so a container restarts although the control plane is away. Neither a
-status is kept, nor anything else of an environment. Nothing is polled.
+It keeps, in bounded memory, the pods' names by uid, and what their containers ask for if that lasts
+as long as the pod: so a container restarts although the control plane is away. It keeps neither a
+status nor the rest of an environment. It polls nothing.
 
 The last two sources cost memory and time to import, so `sources` is imported at the first question
 to them.
@@ -81,7 +81,7 @@ class PodAnswer:
 
 
 class PodDirectory:
-    """See the module.
+    """Answers every question about pods.
 
     Args:
         kubelet_dir: where kubelet's checkpoint lies.
@@ -138,7 +138,7 @@ class PodDirectory:
         return read_stamp(self._checkpoint)
 
     async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
-        """Whose PreStart this is, as far as the checkpoint reports."""
+        """The pod and containers that a PreStart is for, by the checkpoint."""
         try:
             checkpoint = await self.checkpoint()
         except FpgaPluginError as error:
@@ -236,7 +236,7 @@ class PodDirectory:
 
         Args:
             uid: of the pod.
-            held: all devices of ours that it holds, by which kubelet reports its name.
+            held: all our devices that it holds; kubelet finds its name by them.
 
         Raises:
             NoSourceError: nothing reports it.
@@ -308,7 +308,7 @@ class PodDirectory:
     async def ended(self, uid: PodUid) -> bool:
         """Whether a pod is gone or has ended; its processes may still be there.
 
-        The API server takes names, so it is asked of pods only whose spec was read, and lasts.
+        The API server needs names, so it is asked only about pods whose spec was read, and lasts.
         Static ones are not among them: somebody may delete its copy of such a pod, which ends
         nothing.
 
@@ -325,7 +325,7 @@ class PodDirectory:
         return answer
 
     def _doubt(self, uid: PodUid) -> None:
-        """The API server does not say the pod by its name: ask for the name again."""
+        """The API server has no pod by this name and uid: ask for the name again."""
         if uid in self._known and self._known[uid].requests is None:
             del self._known[uid]
 

@@ -60,7 +60,7 @@ class Identity:
 def identify(
     checkpoint: Checkpoint, resource: ResourceName, devices: Sequence[DeviceId]
 ) -> Identity:
-    """Whose PreStart for these devices of a resource this is, as far as the checkpoint reports."""
+    """The pod and containers that a PreStart for these devices is for, by the checkpoint."""
     wanted = frozenset[str](devices)
     # A PreStart is for all devices that one container has of a resource.
     holders = [

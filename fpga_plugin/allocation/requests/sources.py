@@ -1,4 +1,4 @@
-"""The two that tell a whole pod: kubelet's Pods API, by uid, and the API server, by name.
+"""The two sources of a whole pod: kubelet's Pods API, by uid, and the API server, by name.
 
 Imported at the first question to one of them (`directory`).
 """
@@ -21,7 +21,7 @@ KEPT_PODS: Final = 512
 
 
 class PodSources:
-    """See the module.
+    """Asks kubelet's Pods API and the API server for a pod.
 
     Args:
         pods_socket: of kubelet's Pods API; None: it is not asked.

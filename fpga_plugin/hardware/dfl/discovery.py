@@ -215,6 +215,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[Base], rule: SlotRule
         raise HardwareError(f"card {address} says that it has {ports} ports, but has ports {found}")
     return Card(
         address=address,
+        family="dfl",
         interface_id=interface_id(kernel, address, fme),
         numa_node=pci.numa_node(kernel, base.parent),
         regions=regions,

@@ -76,7 +76,7 @@ def _unprobed(kernel: Kernel, directory: str) -> Iterator[None]:
 
 
 def _check_unused(kernel: Kernel, directory: str) -> None:
-    """Nobody may have a virtual function open that goes, whoever gave it to him.
+    """Refuse to remove a virtual function that is open.
 
     With one of vfio-pci open the kernel waits for its user for ever; with a port open it crashes
     when that is closed.

@@ -102,7 +102,7 @@ def give_back(kernel: Kernel, notes: Notes, region: Region, slot: SlotDevice) ->
     _check_slot(kernel, region, slot)
     still = [f for f in ours if not binding.needs_binding(kernel, f)]
     if still:
-        # The kernel would wait for whoever has it open, and this thread with it.
+        # The kernel would wait for the process that has it open, and this thread with it.
         Groups(kernel, still).close()
     for function in ours:
         binding.unbind(kernel, function)

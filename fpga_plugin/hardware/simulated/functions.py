@@ -83,7 +83,7 @@ class VfioDriver:
     """The files that make virtual functions and bind them.
 
     Args:
-        changed: is notified of a card whose functions changed; the machine's lock is held.
+        changed: called with a card whose functions changed; the machine's lock is held.
         stop: for what the real kernel does not survive.
     """
 

@@ -60,7 +60,7 @@ class XrtPort:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held open: a reset of the card ends whoever has its node."""
+        """Nothing is held open: a reset of the card ends every process with its node."""
 
     def reset(self) -> None:
         """Make sure that the card answers: another image ends what runs, and a reset of the card.

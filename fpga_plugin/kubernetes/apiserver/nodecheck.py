@@ -163,13 +163,13 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 class NodeCheck:
-    """See the module.
+    """Judges the versions of the node's kubelet and container runtime.
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         node: ours; None: not known, so that nothing is asked.
         judge: what kubelet's and the runtime's versions lack.
-        warn: is notified of each concern, when it is new.
+        warn: called with each new concern.
         not_known: what to say while the versions are not known; empty: nothing, somebody else does.
         backoff: how long to wait after failures.
 

@@ -53,7 +53,7 @@ _WHY_NOT = {
 
 
 class _Part(msgspec.Struct, rename="camel"):
-    """A part of a core/v1 Pod, as far as it is read; what the API server leaves out is None."""
+    """The fields of a core/v1 Pod that are read; a field that the API server omits is None."""
 
 
 class _Owner(_Part):
@@ -172,7 +172,7 @@ class _Status(_Part):
 
 
 class ApiPod(_Part):
-    """A core/v1 Pod (k8s.io/api core/v1), as far as it is read."""
+    """The fields of a core/v1 Pod (k8s.io/api core/v1) that are read."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)

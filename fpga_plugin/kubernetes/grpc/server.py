@@ -145,7 +145,7 @@ class ClosingServer(Server):
         closes its server, and the plugin may stop in these very turns.
         """
         # asyncio loses a connection that it accepts in the turn of the loop in which its server is
-        # closed: whoever dialled would wait for ever. So none is accepted first, and those that
+        # closed: the client would wait for ever. So none is accepted first, and those that
         # were get their transports, within two turns.
         loop = asyncio.get_running_loop()
         if isinstance(self._server, asyncio.Server):

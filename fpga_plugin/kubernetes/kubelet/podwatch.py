@@ -1,12 +1,12 @@
 """Which pods live, as kubelet streams it (WatchPods of its Pods API, Kubernetes 1.37).
 
-While the stream is open nobody has to be asked whether a pod has ended: its end is an event. It
-decides nothing: what ends a claim is read from kubelet's records, once there is reason to.
+While the stream is open no source has to be polled for ended pods: an end is an event. The stream
+decides nothing: it gives a reason to read kubelet's records, which end a claim.
 
-A pod whose end was missed would be believed to live, and its devices would be lost to others. A new
-stream reports every pod that there is, so the stream is opened again now and then: kubelet drops
-events where it has too many to send (pkg/kubelet/apis/pods, Broadcast). And while it starts, 1.36
-reports no pods at all (1.37 refuses): one that was never told does not live, as far as this goes.
+If an end was missed, the pod would seem to live, and its devices would stay allocated. Kubelet
+drops events when it has too many to send (pkg/kubelet/apis/pods, Broadcast). So the stream is
+opened again now and then: a new stream reports every pod. While kubelet starts, 1.36 reports no
+pods at all (1.37 refuses). A pod that was never reported does not count as living here.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ MAX_PODS: Final = 4096
 
 
 class PodWatch:
-    """See the module.
+    """The pods that live, by kubelet's stream of them.
 
     Args:
         socket_path: of kubelet's Pods API.

@@ -40,7 +40,7 @@ FIRMWARE = Path("/proc/1/root/lib/firmware/xilinx", alveo_files.LOGIC)
 BUS = 0x80
 """The fake cards' host bridge, which no IOMMU is for; each card has a bus behind it."""
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds until a test gives up. The guest has no KVM."""
 
 READ_AXLF = 0xC0286454

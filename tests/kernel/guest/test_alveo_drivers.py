@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import alveo
@@ -17,7 +18,7 @@ from fpga_plugin.errors import (
     PortInUseError,
     ProgrammingError,
 )
-from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.image import MemoryBank, Xclbin
 from fpga_plugin.hardware.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card, CardProblem
@@ -268,14 +269,19 @@ def test_after_a_new_binding_of_xocl_it_is_another_card(rig: Rig, ours: Alveo):
 
 
 def test_pf0_in_its_reset_is_trouble_that_passes(rig: Rig, ours: Alveo):
+    """On a busy host a look may come after the reset, which takes a second: there is another."""
     card = rig.card()
-    reset = threading.Thread(target=(ours.pf0 / "mgmt_reset").write_text, args=["1"])
-    reset.start()
-    until(lambda: rig.backend.health(card).failed, "the card has failed")
-    (fault,) = rig.backend.health(card).failed.values() or [None]
-    assert fault is None or fault.kind is FaultKind.TRANSIENT
-    reset.join()
-    until(lambda: not rig.backend.health(card).failed, "it is over")
+    seen: list[Fault] = []
+    with ThreadPoolExecutor() as pool:
+        for _ in range(10):
+            reset = pool.submit((ours.pf0 / "mgmt_reset").write_text, "1")
+            while not reset.done():
+                seen += rig.backend.health(card).failed.values()
+            reset.result()
+            until(lambda: not rig.backend.health(card).failed, "it is over")
+            if seen:
+                break
+    assert {fault.kind for fault in seen} == {FaultKind.TRANSIENT}
 
 
 def test_readings_and_assumptions_read_nothing_that_hurts_the_driver(rig: Rig, ours: Alveo):

@@ -84,7 +84,7 @@ def test_killed_at_each_step_of_a_prestart_the_card_stays_its_owners(node: Alveo
         call.cancel()
         node.restarted()
         assert kubelet.listed(REGIONS) == {region: HEALTHY}
-        kubelet.prestart(region, env=request(B), resource=REGIONS)
+        node.prestart(region, request(B))
         assert (card.uuid, card.image, card.mask) == (B, B, ALL)
         dirty(card)
         kubelet.deallocate(region, resource=REGIONS)
@@ -98,7 +98,7 @@ def test_killed_at_each_step_of_a_release_the_card_is_clean_before_it_is_offered
     for where in IN_RELEASE:
         print(f"--- {where} ---")  # noqa: T201  # the same
         kubelet.allocate(region, resource=REGIONS)
-        kubelet.prestart(region, env=request(A), resource=REGIONS)
+        node.prestart(region, request(A))
         dirty(card)
         die(node, where)
         kubelet.deallocate(region, resource=REGIONS)

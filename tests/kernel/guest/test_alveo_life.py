@@ -42,14 +42,23 @@ def region(card: Alveo) -> str:
 def begin(node: AlveoNode, card: Alveo) -> None:
     clean(node, card)
     node.kubelet.allocate(region(card), resource=REGIONS)
-    node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
+    node.prestart(region(card), request(A))
+
+
+def give_back(node: AlveoNode, card: Alveo) -> None:
+    """The allocation ends; the PostStop of its last container comes after that.
+
+    One that never came would be waited for: the next allocation's first would count as this one's.
+    """
+    node.kubelet.deallocate(region(card), resource=REGIONS)
+    node.kubelet.poststop(region(card), resource=REGIONS)
 
 
 def end(node: AlveoNode, card: Alveo) -> None:
     """The allocation ends, and the card is clean before it is offered again."""
     resets = card.resets
     dirty(card)
-    node.kubelet.deallocate(region(card), resource=REGIONS)
+    give_back(node, card)
     clean(node, card)
     assert card.resets > resets
 
@@ -89,7 +98,7 @@ def test_an_allocation_from_its_begin_to_its_end(node: AlveoNode, cards: list[Al
         (card.node, card.node, "rw")
     ]
     assert card.image == BLANK  # Allocate touches nothing
-    kubelet.prestart(region(card), env=request(A), resource=REGIONS)
+    node.prestart(region(card), request(A))
     assert (card.uuid, card.image, card.mask) == (A, A, ALL)
     assert other.image == BLANK
     with card.opened() as tenant:
@@ -97,7 +106,7 @@ def test_an_allocation_from_its_begin_to_its_end(node: AlveoNode, cards: list[Al
         dirty(card)
         card.context(tenant, alveo.CLOSE, A)
     stop(node, card)
-    kubelet.prestart(region(card), env=request(B), resource=REGIONS)
+    node.prestart(region(card), request(B))
     assert (card.uuid, card.image) == (B, B)
     end(node, card)
 
@@ -126,7 +135,7 @@ def test_one_who_ignores_that_keeps_the_card_until_he_ends(node: AlveoNode, card
     begin(node, card)
     dirty(card)
     with holder(card, stubborn=True) as tenant:
-        node.kubelet.deallocate(region(card), resource=REGIONS)
+        give_back(node, card)
         node.kubelet.until_health(region(card), UNHEALTHY, REGIONS)
         time.sleep(5)
         assert node.kubelet.listed(REGIONS)[region(card)] == UNHEALTHY
@@ -140,7 +149,7 @@ def test_what_pf0_programs_behind_our_back_is_gone_after_the_end(node: AlveoNode
     card.mgmt_load(B)
     assert (card.uuid, card.image) == (A, B)
     stop(node, card)
-    node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
+    node.prestart(region(card), request(A))
     assert (card.uuid, card.image) == (A, A)
     end(node, card)
 
@@ -163,7 +172,7 @@ def test_a_load_that_fails_is_told_and_the_next_owner_finds_a_clean_card(
     node.kubelet.allocate(region(card), resource=REGIONS)
     card.set("stuck", 1)
     with pytest.raises(Refused, match="ETIMEDOUT"):
-        node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
+        node.prestart(region(card), request(A))
     card.set("stuck", 0)
     end(node, card)
     begin(node, card)
@@ -185,6 +194,6 @@ def test_cards_that_swapped_their_nodes_are_given_to_nobody_by_the_old_grant(
     assert [card.node for card in cards] == before[::-1]
     for card in cards:
         with pytest.raises(Refused):
-            node.kubelet.prestart(region(card), env=request(A), resource=REGIONS)
+            node.prestart(region(card), request(A))
     for card in cards:
         end(node, card)

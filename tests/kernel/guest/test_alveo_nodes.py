@@ -56,7 +56,7 @@ def test_a_tenant_who_may_loads_his_own_and_is_cleaned_after(card: Alveo):
         kubelet = node.kubelet
         assert card.mask == ALL  # nobody has it
         kubelet.allocate(region, resource=REGIONS)
-        kubelet.prestart(region, env=NO_REQUEST, resource=REGIONS)
+        node.prestart(region, NO_REQUEST)
         assert (card.image, card.mask) == (BLANK, TENANT_LOADS)
         card.load(B)
         assert (card.uuid, card.image) == (B, B)
@@ -68,5 +68,5 @@ def test_a_tenant_who_may_loads_his_own_and_is_cleaned_after(card: Alveo):
         assert (card.uuid, card.image, card.mask, dirt(card)) == (BLANK, BLANK, ALL, 0)
         # Who names an image has the same promise as ever.
         kubelet.allocate(region, resource=REGIONS)
-        kubelet.prestart(region, env=request(A), resource=REGIONS)
+        node.prestart(region, request(A))
         assert (card.image, card.mask) == (A, ALL)

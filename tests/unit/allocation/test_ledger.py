@@ -607,6 +607,17 @@ def test_adoption_keeps_the_nodes_that_kubelet_hands_out(ledger: Ledger) -> None
         ledger.obstacles.check_grants(allocation)
 
 
+def test_the_next_container_of_an_adopted_pod_gets_no_other_node_than_its_first(
+    ledger: Ledger,
+) -> None:
+    """Its first one would start on what another region has there by now."""
+    ledger.device_plugin.adopt(REGIONS, P0, POD_A, {device_variable(R0): "/dev/dfl-port.7"})
+    with pytest.raises(RefusedError, match="device numbering changed since the pod was admitted"):
+        ledger.device_plugin.allocate(REGIONS, [P0])
+    (allocation,) = ledger.device_plugin.allocate(REGIONS, [P0])
+    assert allocation.grants == {R0: CARD.regions[0].grant}
+
+
 def test_adoption_takes_nothing_from_an_owner(ledger: Ledger) -> None:
     used(ledger)
     with pytest.raises(RefusedError, match="has an owner already"):

@@ -5,17 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doubles.cards import REGIONS, WHOLE, make_card
+from doubles.cards import REGIONS
 from ledger_support import make_ledger, start
+from obstacle_reasons import BOARD, CARD, D0, OTHER, R0, REASONS
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.journal.records import (
-    Change,
-    ClaimOwner,
     Condition,
-    DebugHold,
-    Tenancy,
-    TenancyKey,
 )
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Kind, Stops
@@ -23,14 +19,10 @@ from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import CardProblem, Iommu
-from fpga_plugin.ids import DeviceId, PciAddress, RegionId
-from fpga_plugin.kubernetes.names import ClaimUid
+from fpga_plugin.ids import DeviceId, PciAddress
 from fpga_plugin.settings.settings import Exposure
 
 ROOT = Path(__file__).parents[3]
-CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
-R0, R1 = (region.id for region in CARD.regions[:2])
-D0, D1, BOARD = DeviceId(R0), DeviceId(R1), DeviceId(CARD.id)
 
 
 @pytest.fixture
@@ -42,49 +34,10 @@ def kinds(ledger: Ledger, device: DeviceId = D0) -> set[Kind]:
     return {one.kind for one in ledger.obstacles.of(device)}
 
 
-def fail(ledger: Ledger, kind: FaultKind) -> None:
-    ledger.hardware.set_failing(CARD.id, {R0: Fault(kind, "thermal: hot")})
-
-
-def tenancy(region: RegionId, *nodes: str) -> Change:
-    key = TenancyKey(region, 77, "somebody")
-    return Change(tenancies={key: Tenancy(key, nodes, used=True, left=True)})
-
-
-def debug(until: float) -> Change:
-    return Change(debug_holds={R0: DebugHold(R0, "uid", "ns", "pod", (), 60.0, "exit 1", until)})
-
-
-def resource_claim(ledger: Ledger) -> None:
-    ledger.device_plugin.allocate(REGIONS, [D0])
-    owner = ClaimOwner(ClaimUid("claim-a"), "ns", "claim", (D0,), {})
-    ledger.commit(Change(claim_owners={owner.uid: owner}))
-
-
 def make_dra() -> Ledger:
     ledger, _ = make_ledger(CARD)
     ledger.obstacles._dra = True
     return ledger
-
-
-REASONS = {
-    Kind.GONE: lambda one: one.hardware.card_gone(CARD.id),
-    Kind.KEPT: lambda one: one.commit(debug(9.0)),
-    Kind.UNDECIDED: lambda one: one.commit(debug(0.0)),
-    Kind.FAULTED: lambda one: one.work.faulted(R0, "a PR failed"),
-    Kind.FAILING: lambda one: fail(one, FaultKind.TRANSIENT),
-    Kind.HUNG: lambda one: fail(one, FaultKind.CURABLE),
-    Kind.STRANGER: lambda one: one.commit(tenancy(R1, *CARD.regions[0].grant.nodes)),
-    Kind.TENANCY: lambda one: one.commit(tenancy(R0, "/dev/another")),
-    Kind.RESOURCE_CLAIM: resource_claim,
-    Kind.FOREIGN: lambda one: one.hardware.set_foreign({CARD.id: "x"}),
-    Kind.REBINDING: lambda one: one.hardware.set_rebinding(CARD.id, rebinding=True),
-    Kind.UNRECONCILED: lambda one: one.unreconciled.add(CARD.id),
-    Kind.DRAINED: lambda one: one.hardware.set_drained(CARD.id, drained=True),
-    Kind.MODE: lambda one: one.device_plugin.allocate(WHOLE, [BOARD]),
-    Kind.OWNED: lambda one: one.device_plugin.allocate(REGIONS, [D0]),
-    Kind.NOT_CLEAN: lambda one: one.work.dirty([R0], "so"),
-}
 
 
 @pytest.mark.parametrize("kind", REASONS)

@@ -1,0 +1,143 @@
+"""The demo's default output: a pod's life in some 25 lines that fit a terminal of 80 columns.
+
+One line for each thing that a newcomer should see, and who does it. Everything else is in the
+timeline (`output.TextOutput`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, TextIO
+
+from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
+from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
+from fpga_plugin.demo.manifest import Manifest
+from fpga_plugin.demo.output import Lines, asks
+from fpga_plugin.ids import RegionId, Resource, ResourceKind
+
+_CLOCK: Final = 10
+_WHO: Final = 9
+
+_CALLS: Final = {"Allocate", "PreStartContainer", "PostStopContainer", "Deallocate"}
+"""Those of a pod's life that change something."""
+
+
+class BriefOutput(Lines):
+    """Writes a line for each thing that a newcomer should see."""
+
+    indent = " " * (_CLOCK + _WHO + 2)
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._owned: set[RegionId] = set()
+
+    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:  # noqa: ARG002  # the timeline's
+        """The pod, and what it asks for."""
+        pod = manifest.pod
+        self.write(
+            self.painted(f"The real plugin, simulated cards, a stand-in for {kubelet}.", "bold")
+        )
+        self.write("")
+        self.write(f"Pod {pod.namespace}/{pod.name} asks for")
+        asked = {one.name: lines for one in pod.all_containers if (lines := asks(one))}
+        for container, lines in asked.items():
+            if len(asked) > 1:
+                self.write(f"  in container {container}")
+            indent = "    " if len(asked) > 1 else "  "
+            for line in lines:
+                self.write(indent + line)
+        self.write("")
+
+    def heading(self, title: str, why: str = "") -> None:
+        """Of the timeline."""
+
+    def text(self, lines: Iterable[str]) -> None:
+        """Of the timeline."""
+
+    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
+        """One line, and what belongs to it."""
+        clock = self.painted(f"{seconds:{_CLOCK - 4}.2f} s  ", "dim")
+        self.write(f"{clock}{who:<{_WHO}}{text}")
+        for line in more:
+            self.write(self.indent + line)
+
+    def event(self, seconds: float, event: Event) -> None:
+        """What of it a newcomer should see; the verdict has the failure that ends the story."""
+        match event:
+            case Warned():
+                self._told(seconds, "plugin", "warns", event.message, "yellow")
+            case Failure(final=False):
+                self._told(seconds, "kubelet", "reports", event.message, "yellow")
+            case _ if not self.detail:
+                pass  # before the pod: the story sums it up
+            case Advertised():
+                self._advertised(seconds, event)
+            case Call():
+                self._call(seconds, event)
+            case RegionState():
+                self._region(seconds, event)
+            case Work():
+                self._work(seconds, event)
+
+    def verdict(self, text: str, *, good: bool) -> None:
+        """The last line."""
+        self.write("")
+        self.write("-v shows each call and step; --pod FILE --bitstreams DIR plays your own pod.")
+        self.write(self.painted(text, "green" if good else "red"))
+
+    def _advertised(self, seconds: float, event: Advertised) -> None:
+        gone = [device for device in event.before or () if device not in event.devices]
+        if not gone:
+            return
+        if Resource.parse(event.resource).kind is ResourceKind.WHOLE:
+            self.step(seconds, "plugin", f"hides card {_few(gone)}: a region is taken")
+        else:
+            self.step(seconds, "plugin", f"hides region {_few(gone)}: the card is taken")
+
+    def _call(self, seconds: float, event: Call) -> None:
+        if event.method not in _CALLS:
+            return
+        status = self.painted(event.status, "green" if event.status == "OK" else "red")
+        called = f"{event.method} {_few(event.devices)}".rstrip()
+        self.step(seconds, "kubelet", f"{called}: {status} in {_milliseconds(event.seconds)}")
+
+    def _region(self, seconds: float, event: RegionState) -> None:
+        if event.ownership is not Ownership.FREE:
+            self._owned.add(event.region)
+        elif event.region in self._owned:
+            self._owned.remove(event.region)
+            self.step(seconds, "plugin", f"takes {event.region} back: no pod has it any more")
+
+    def _work(self, seconds: float, event: Work) -> None:
+        report, now = event.report, event.condition
+        took = _milliseconds(event.seconds)
+        if now is Condition.PROGRAMMED:
+            holds = report.afu_id or ""
+            self.step(
+                seconds,
+                "plugin",
+                f"programs {report.region} in {took}, and reads back",
+                [self.names.get(holds, holds)],
+            )
+        elif now in CLEAN and not report.error:
+            done = f"scrubs {report.region} in {took}; it is"
+            left = f"hands {report.region} over"
+            self.step(seconds, "plugin", f"{done if report.scrubbed else left} {now.lower()}")
+        else:
+            tried = "scrub" if report.scrubbed else "program"
+            self._told(
+                seconds, "plugin", f"cannot {tried} {report.region}: {now}", report.error, "red"
+            )
+
+    def _told(self, seconds: float, who: str, text: str, message: str, colour: str) -> None:
+        self.step(
+            seconds, who, text, [self.painted(line, colour) for line in self.wrapped(message, "")]
+        )
+
+
+def _few(devices: Sequence[str]) -> str:
+    """The first, and how many more."""
+    more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
+    return "".join(devices[:1]) + more
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
