@@ -27,7 +27,10 @@ class RegionRow(TypedDict):
 
 
 class CardRow(TypedDict):
-    """One card; `interface_alias`, `memory` and `iommu` as in `fpga-plugin status --json`."""
+    """One card; `interface_alias`, `memory` and `iommu` as in `fpga-plugin status --json`.
+
+    `memory` is `not known` where no plugin has noted anything of the card.
+    """
 
     card: str
     interface_id: str
