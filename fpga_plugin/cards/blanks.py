@@ -27,7 +27,10 @@ NO_BLANK = "no-blank-image"
 """The reason under which a region without a blank bitstream is kept back."""
 
 
-VENDORS: Final = "put the card vendor's null image there (docs/bitstreams.md)"
+VENDORS: Final = (
+    "install the card vendor's null image: `fpga-plugin bitstream install --dir STORE --blank FILE`"
+    " (docs/bitstreams.md)"
+)
 WITHOUT: Final = (
     "FPGA_PLUGIN_SCRUB=best-effort does without one, and hands over regions, reset, with the last"
     " pod's image still in them"
@@ -67,7 +70,7 @@ class Blanks:
             problem = f"no blank bitstream at {expected}"
         self._afus[interface_id] = None if blank is None else blank.afu_id
         if problem != self._problems.get(interface_id, ""):
-            self._report(interface_id, problem, expected)
+            self._report(interface_id, problem)
         if blank is None and self._policy is ScrubPolicy.REQUIRED:
             raise RefusedError(
                 f"{NO_BLANK}: {problem}",
@@ -75,7 +78,7 @@ class Blanks:
             )
         return blank
 
-    def _report(self, interface_id: InterfaceId, problem: str, expected: str) -> None:
+    def _report(self, interface_id: InterfaceId, problem: str) -> None:
         if problem:
             self._problems[interface_id] = problem
             log.warning(
@@ -83,7 +86,7 @@ class Blanks:
                 interface_id=interface_id,
                 reason=problem,
                 policy=self._policy.value,
-                hint=f"{VENDORS}, at {expected}; {WITHOUT}",
+                hint=f"{VENDORS}; {WITHOUT}",
             )
         else:
             self._problems.pop(interface_id, None)

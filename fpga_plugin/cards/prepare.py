@@ -214,7 +214,7 @@ class Preparer:
                 if mending and self._mendable(card, plan):
                     continue
                 if self._recovery.poisoned(card, plan.targets):
-                    raise RefusedError(obstacle.message, hint=self._recovery.advice(card))
+                    raise self._recovery.advised(card, RefusedError(obstacle.message))
             raise obstacle.refusal()
 
     async def _card(
@@ -234,9 +234,7 @@ class Preparer:
                     raise
                 # Its ports are closed again by now.
                 if not await self._recovery.rebind(card, owner=frozenset(plan.lease.devices)):
-                    raise type(error)(
-                        error.message, hint=self._recovery.advice(card), why=error.why
-                    ) from error
+                    raise self._recovery.advised(card, error) from error
                 await self._attempt(plan, card_id, region_ids)
             return {region: self._operations.ledger.record(region) for region in region_ids}
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 
@@ -24,7 +25,12 @@ from fpga_plugin.cards import steps
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.reports import Report
-from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
+from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
+    FpgaPluginError,
+    NotFinishedError,
+    RefusedError,
+)
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.backoff import Backoff
@@ -32,6 +38,8 @@ from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.settings.settings import RecoveryPolicy
 
 log = structlog.get_logger()
+
+E = TypeVar("E", bound=FpgaPluginError)
 
 FIRST_PAUSE = 60.0
 """Seconds from one attempt on a card to the next; doubles with each."""
@@ -90,12 +98,17 @@ class Recovery:
             kind is FaultKind.POISONED for kind in faults.values()
         )
 
-    def advice(self, card: Card) -> str:
-        """What helps a poisoned port that is not recovered, for the owner of the pod."""
-        how = f"ask the node's operator: {self._operations.backend.rebind_advice(card)}"
-        if self._policy is not RecoveryPolicy.REBIND:
-            return how
-        return f"the plugin rebinds the card's driver when nobody else has a region of it; or {how}"
+    def advised(self, card: Card, error: E) -> E:
+        """The error of a poisoned port that is not recovered, with what helps."""
+        waits = self._policy is RecoveryPolicy.REBIND
+        hint = (
+            "the plugin rebinds the card's driver when nobody else has a region of it; or"
+            f" {ASK_THE_OPERATOR}"
+            if waits
+            else "set FPGA_PLUGIN_RECOVERY=rebind; or,"
+            f" {self._operations.backend.rebind_advice(card)}"
+        )
+        return type(error)(error.message, hint=hint, why=error.why, for_operator=not waits)
 
     def may(self, card_id: CardId) -> bool:
         """Whether the operator allows it, and no pause is in force."""

@@ -4,9 +4,12 @@
 
 import argparse
 import json
+import sys
 from typing import TypedDict
 
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.columns import columns
+from fpga_plugin.observability.client import ask
 from fpga_plugin.observability.node import Node, NodeCard, look
 from fpga_plugin.settings.settings import Settings
 
@@ -24,7 +27,10 @@ class RegionRow(TypedDict):
 
 
 class CardRow(TypedDict):
-    """One card; `interface_alias`, `memory` and `iommu` as in `fpga-plugin status --json`."""
+    """One card; `interface_alias`, `memory` and `iommu` as in `fpga-plugin status --json`.
+
+    `memory` is `not known` where no plugin has noted anything of the card.
+    """
 
     card: str
     interface_id: str
@@ -51,7 +57,23 @@ def run_list(args: argparse.Namespace, settings: Settings) -> int:
     """
     listing = list_devices(settings)
     print(json.dumps(listing, indent=2) if args.json else table(listing))
+    if not listing["cards"] and (hint := cards_elsewhere(settings)):
+        print(f"fpga-plugin: {hint}", file=sys.stderr)
     return 0
+
+
+def cards_elsewhere(settings: Settings) -> str:
+    """What is wrong with the settings where the plugin that runs here has cards; empty: nothing."""
+    try:
+        has_cards = bool(ask(settings.state_dir, "GET", "/status")["cards"])
+    except FpgaPluginError:
+        return ""
+    if not has_cards:
+        return ""
+    return (
+        "the plugin that runs here has cards, and these settings find none: set"
+        " FPGA_PLUGIN_BACKEND, FPGA_PLUGIN_SYSFS_ROOT and FPGA_PLUGIN_SIMULATED_DIR as it has them"
+    )
 
 
 def list_devices(settings: Settings) -> Listing:
@@ -113,7 +135,7 @@ def table(listing: Listing) -> str:
         lines.append(f"card {card['card']}  interface {interface}{numa}{exposed}")
         if card["note"]:
             lines.append(f"  ! {card['note']}")
-        rows = [("REGION", "NODE", "AFU", "STATE", "CONDITION", "")]
+        rows = [("REGION", "NODE", "AFU", "OWNERSHIP", "CONDITION", "")]
         rows += [
             (
                 *(r["region"], r["node"], r["name"] or r["afu_id"]),

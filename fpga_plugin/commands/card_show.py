@@ -16,6 +16,7 @@ from typing import TypedDict
 
 from fpga_plugin import __version__
 from fpga_plugin.build import open_hardware
+from fpga_plugin.commands.card_list import cards_elsewhere
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Verdict
@@ -135,8 +136,10 @@ def show(settings: Settings, card: str | None, *, assumptions: bool) -> Shown:
     if card is not None:
         cards = [one for one in cards if one["card"] == card]
         if not cards:
+            elsewhere = "" if node.cards else cards_elsewhere(settings)
             raise UnknownDeviceError(
-                f"no card {quote(card)} on this node", hint="`fpga-plugin card list` lists them"
+                f"no card {quote(card)} on this node",
+                hint=elsewhere or "`fpga-plugin card list` lists them",
             )
     for one in cards:
         one["functions"] = _pci_functions(backend, CardId(one["card"]))

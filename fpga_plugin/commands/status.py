@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 LIST_HELP: Final = """\
 List the cards and regions of this node, what is on them, and what is
-missing. Only looks: nothing is touched, and no running plugin is asked.
+missing. Only looks: nothing is touched, and a running plugin is asked only
+where these settings find no card.
 """
 
 _FOUND: Final = ("cards", "problems", "refusals", "warnings")

@@ -103,6 +103,7 @@ class _Reader:
         self._path = path
         self._prefixes = tuple(f"{prefix}/" for prefix in prefixes)
         self._notes: list[str] = []
+        self._claims = False
 
     def manifest(self, documents: list[Any]) -> Manifest:
         """The first Pod among the file's documents that asks for an FPGA, else the first one."""
@@ -118,6 +119,11 @@ class _Reader:
             raise self._error("has no Pod", "--pod takes a YAML or JSON file with a Pod")
         made = [self._pod(document) for document in found]
         asking = [m for m in made if any(c.devices for c in m.pod.all_containers)]
+        if self._claims and not asking:
+            raise self._error(
+                "the Pod asks by resourceClaims, and the demo plays the device plugin API only",
+                "docs/dra.md says how to ask so in a cluster; in the demo ask by resources.limits",
+            )
         shown = (asking or made)[0]
         if more := [m.pod.name for m in asking[1:]]:
             note = f"{shown.pod.name} is shown; {', '.join(more[:3])} asks for an FPGA too"
@@ -142,6 +148,7 @@ class _Reader:
         spec = self._mapping(template.get("spec"), f"{at}spec")
         init = self._containers(spec.get("initContainers"), f"{at}spec.initContainers")
         app = self._containers(spec.get("containers"), f"{at}spec.containers")
+        self._claims = self._claims or bool(spec.get("resourceClaims"))
         if not app:
             raise self._error(f"{at}spec.containers is missing or empty", "a Pod has containers")
         names = [container.name for container in init + app]

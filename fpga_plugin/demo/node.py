@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO, cast
@@ -55,6 +55,7 @@ class Node:
         served: the addresses of page and metrics; empty: not yet, or not asked for.
         scrubbable: interface ids whose regions can become Healthy: the store has a blank bitstream.
         simulated: the simulated cards' own directory.
+        given: the settings that were set, by which a command finds it, too.
     """
 
     plugin: Plugin
@@ -62,6 +63,7 @@ class Node:
     served: Callable[[], list[str]]
     scrubbable: frozenset[InterfaceId]
     simulated: str
+    given: Mapping[str, str]
 
 
 def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
@@ -170,7 +172,14 @@ async def running_node(
         stack.push_async_callback(kubelet.stop)
         stack.callback(recorder.mute)
         usable = await asyncio.to_thread(scrubbable, store, kinds)
-        yield Node(plugin, kubelet, lambda: daemon.served, usable, settings.simulated_dir)
+        yield Node(
+            plugin,
+            kubelet,
+            lambda: daemon.served,
+            usable,
+            settings.simulated_dir,
+            dict(settings.given),
+        )
 
 
 def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dict[str, str]:

@@ -153,7 +153,7 @@ async def _interruptible(demo: Coroutine[Any, Any, int], options: Options) -> in
 
 async def _serve(address: str, options: Options, output: Output, recorder: Recorder) -> int:
     """Until Ctrl-C."""
-    from fpga_plugin.demo.serve import pods_come_and_go, url
+    from fpga_plugin.demo.serve import pods_come_and_go, to_ask, url
     from fpga_plugin.demo.trouble import trouble
 
     store = _store(options.bitstreams)
@@ -169,6 +169,7 @@ async def _serve(address: str, options: Options, output: Output, recorder: Recor
     ) as node:
         where = await url(node)
         _note(f"page {where}  metrics {where}metrics  status {where}status.json  end with Ctrl-C")
+        _note(f"try: {to_ask(node)} fpga-plugin status  (or card list, card show CARD)")
 
         def tell(line: str) -> bool:
             output.text([line])
@@ -218,7 +219,8 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
             good = False
         warned = recorder.warnings
         output.verdict(
-            _verdict(pod, recorder.failure if not good else None, warned), good=good and not warned
+            _verdict(pod, recorder.failure if not good else None, warned, real=bool(real)),
+            good=good and not warned,
         )
         return EXIT_FAILED if not good else EXIT_MEANS_NOTHING if warned else 0
 
@@ -232,14 +234,17 @@ def _names(store: Store) -> Mapping[str, str]:
     return {bitstream_id: alias for (_, alias), bitstream_id in found.items()}
 
 
-def _verdict(pod: DemoPod, failure: Failure | None, warned: Sequence[str]) -> str:
-    """What became of the pod, in a line."""
+def _verdict(pod: DemoPod, failure: Failure | None, warned: Sequence[str], *, real: bool) -> str:
+    """What became of the pod, in a line; `real`: the store has images for real cards."""
     name = f"{pod.namespace}/{pod.name}"
     if failure is None and warned:
         return f"Served, but {name} may not have had what it means: {warned[0]}"
     if failure is None:
         return f"Served: {name} had what it asks for, and gave it back clean."
-    return f"{'Refused' if failure.status else 'Failed'}: {failure.message}"
+    became = f"{'Refused' if failure.status else 'Failed'}: {failure.message}"
+    if real and "was programmed" in failure.message:
+        return f"{became}; simulated cards cannot run an image for real cards"
+    return became
 
 
 def _note(text: str) -> None:

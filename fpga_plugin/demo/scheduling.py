@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from fpga_plugin.cards.blanks import NO_BLANK, VENDORS
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.names import ResourceName
@@ -52,6 +53,9 @@ def schedule(
     }
     if not lacking:
         return
+    told = [*problems]
+    if any(problem.startswith(NO_BLANK) for problem in told):
+        told.append(VENDORS)
     reasons = ", ".join(f"1 Insufficient {resource}" for resource in lacking)
     details = [
         f"no plugin advertises {resource}"
@@ -61,5 +65,5 @@ def schedule(
     ]
     raise UnschedulableError(
         f"FailedScheduling: 0/1 nodes are available: {reasons}",
-        hint="; ".join([*details, *problems]),
+        hint="; ".join([*details, *told]),
     )

@@ -8,6 +8,7 @@ nobody has, so that a refusal can be seen.
 import asyncio
 import itertools
 import random
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
@@ -40,6 +41,14 @@ ADDRESS_SECONDS: Final = 10.0
 NOBODYS: Final = "0" * 32
 """A bitstream id that is in no store."""
 
+_FINDS: Final = (
+    "FPGA_PLUGIN_STATE_DIR",
+    "FPGA_PLUGIN_BACKEND",
+    "FPGA_PLUGIN_SIMULATED_DIR",
+    "FPGA_PLUGIN_BITSTREAM_DIR",
+)
+"""Settings by which a command finds the plugin, its cards and its store."""
+
 _CAST: Final = ("compress", "match", "filter", "refused", "compress", "render", "blank", "card")
 _TEAMS: Final = ("storage", "search", "video")
 
@@ -67,6 +76,11 @@ async def url(node: Node) -> str:
             hint="`--serve` alone takes a free port",
         ) from None
     return f"http://{served[0]}/"
+
+
+def to_ask(node: Node) -> str:
+    """What a shell needs before `fpga-plugin status` or `card list` for them to find this node."""
+    return " ".join(f"{name}={shlex.quote(node.given[name])}" for name in _FINDS)
 
 
 async def pods_come_and_go(

@@ -66,7 +66,8 @@ class NodeCard:
         card: as the hardware shows it.
         left_alone: why the plugin would not serve it; empty where it would.
         alias: what the store's manifest calls its interface id.
-        memory: how it stands with what earlier tenants left in its memory, by the journal.
+        memory: how it stands with what earlier tenants left in its memory, by the journal;
+            `not known` where the journal has nothing of the card.
         exposed: to whom it is not given, since it exposes data; empty: to nobody.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         without_blank: what becomes of them then.
@@ -133,9 +134,7 @@ def look(settings: Settings) -> Node:
                 card=card,
                 left_alone=left_alone[card.id],
                 alias=called.get(card.interface_id),
-                memory=memory_state(
-                    card, pending=journal is not None and card.id in journal.memory_clear_pending
-                ),
+                memory=_memory(card, journal),
                 exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
                 without_blank="its regions would only be reset, and given out (best-effort)"
@@ -243,6 +242,15 @@ def _no_blank(
         except FpgaPluginError as error:
             reasons[interface_id] = str(error)
     return reasons
+
+
+def _memory(card: Card, journal: Peek | None) -> str:
+    """What the journal says of a card's memory; one that no plugin has served has no entry."""
+    if card.never_cleared:
+        return memory_state(card, pending=False)
+    if journal is None or not any(one.id in journal.conditions for one in card.regions):
+        return "not known"
+    return memory_state(card, pending=card.id in journal.memory_clear_pending)
 
 
 def _region(backend: Backend, region: Region, journal: Peek | None, *, in_use: bool) -> NodeRegion:

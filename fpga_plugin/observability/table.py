@@ -89,13 +89,11 @@ def table(status: StatusView, *, width: int = NO_LIMIT, part: bool = False) -> s
         lines += ["", f"card {problem['card']}  skipped"]
         lines += _noted([skipped(problem)], width)
     if status["refusals"]:
-        lines += ["", "refused, the last time of each pod:"]
-        for refusal in status["refusals"]:
-            lines += _refusal(refusal, now, width)
+        lines += ["", *_refusals(status["refusals"], now, width)]
     if status["warnings"]:
         lines += ["", "served, but perhaps not as meant, the last time of each pod:"]
         for warning in status["warnings"]:
-            lines += _refusal(warning, now, width)
+            lines += [*_head(warning, now, width), *_message(warning, width)]
     return "\n".join(printable(line).rstrip() for line in lines)
 
 
@@ -348,7 +346,25 @@ def _pod(namespace: str, name: str, uid: str) -> str:
     return printable(f"pod {uid}") if uid else "a pod not known yet"
 
 
-def _refusal(refusal: RefusalView, now: float, width: int) -> list[str]:
+def _refusals(refusals: Sequence[RefusalView], now: float, width: int) -> list[str]:
+    """Those of pods that wait, with why; a line for each other one."""
+    waiting = [one for one in refusals if one["open"]]
+    over = [one for one in refusals if not one["open"]]
+    counts = f"{len(waiting)} now" + (f", {len(over)} over" if over else "")
+    lines = [f"refused, the last time of each pod ({counts}):"]
+    for one in waiting:
+        lines += [*_head(one, now, width), *_message(one, width)]
+    if over:
+        lines += ["  over: `fpga-plugin status --history` has the reasons"]
+        lines += [line for one in over for line in _head(one, now, width)]
+    return lines
+
+
+def _message(refusal: RefusalView, width: int) -> list[str]:
+    return _wrapped(printable(refusal["message"]), width, "    ", "    ")
+
+
+def _head(refusal: RefusalView, now: float, width: int) -> list[str]:
     times = f", {refusal['times']} times" if refusal["times"] > 1 else ""
     pod = _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"])
     if refusal["claim"]:
@@ -357,10 +373,7 @@ def _refusal(refusal: RefusalView, now: float, width: int) -> list[str]:
     elif not refusal["pod"] and not refusal["pod_uid"]:
         pod = f"{pod}, devices {printable(', '.join(refusal['devices']))}"
     head = f"{pod}  {span(now - refusal['at'])} ago{times}  {refusal['method']} {refusal['status']}"
-    return [
-        *_wrapped(head, width, "  ", "    "),
-        *_wrapped(printable(refusal["message"]), width, "    ", "    "),
-    ]
+    return _wrapped(head, width, "  ", "    ")
 
 
 def inspection_table(found: InspectionView, *, now: float, width: int = NO_LIMIT) -> str:

@@ -300,6 +300,7 @@ def runs(tmp_path_factory):
     commands["named"] = ["-v", "--bitstreams", str(base / "named")]
     commands["named-brief"] = ["--bitstreams", str(base / "named")]
     commands["quiet"] = ["-q"]
+    commands["real-quiet"] = ["-q", *commands["real"][1:]]
     commands["logged-quiet"] = ["-q", "--log"]
     commands["refused-text"] = ["--pod", str(base / "unknown-bitstream.yaml")]
     commands["no-blank-text"] = commands["no-blank"][1:]
@@ -334,6 +335,7 @@ def runs(tmp_path_factory):
         "named-brief",
         "no-blank-text",
         "quiet",
+        "real-quiet",
         "logged-quiet",
         "misspelt-quiet",
         "refused-text",
@@ -544,6 +546,8 @@ def test_bitstreams_for_real_cards_are_recognised_and_fail_at_once(runs):
     assert run.code == 1
     assert "made for real cards" in run.err
     assert "where " + OWN_BLANK in run.error()["message"]
+    verdict = runs["real-quiet"].out
+    assert verdict.endswith("; simulated cards cannot run an image for real cards\n")
     assert run.events[-1]["t"] < 20
 
 

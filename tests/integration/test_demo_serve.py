@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -39,6 +40,19 @@ def demo(*options, folder):
     finally:
         process.kill()
         process.communicate()
+
+
+def ask(variables, *words):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+    return subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", *words],
+        env=env | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
 
 
 def get(url):
@@ -91,6 +105,21 @@ def test_pods_come_and_go_on_a_page_until_ctrl_c(folder):
             }
 
         until(went)
+        assert process.stderr is not None
+        offered = re.fullmatch(
+            r"fpga-plugin: try: (.*) fpga-plugin status  \(or .*\)\n", process.stderr.readline()
+        )
+        assert offered
+        given = dict(one.split("=", 1) for one in shlex.split(offered[1]))
+        assert "FREE" in ask(given, "status").stdout
+        assert "0000-10-00.0-p0" in ask(given, "card", "list").stdout
+        assert "the hardware says now" in ask(given, "card", "show", "0000-10-00.0").stdout
+
+        # With the state directory alone the plugin answers, and its cards are not found.
+        state = {"FPGA_PLUGIN_STATE_DIR": given["FPGA_PLUGIN_STATE_DIR"]}
+        assert "FREE" in ask(state, "status").stdout
+        for words in (("card", "list"), ("card", "show", "0000-10-00.0")):
+            assert "set FPGA_PLUGIN_BACKEND" in ask(state, *words).stderr
         process.send_signal(signal.SIGINT)
         told, complaints = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, complaints

@@ -28,10 +28,16 @@ def listed(node: Node) -> tuple[str, list[tuple[str, str]]]:
     return card["note"], [(row["ownership"], row["condition"]) for row in card["regions"]]
 
 
+def memory(node: Node) -> str:
+    (card,) = json.loads(devices(node, "--json").stdout)["cards"]
+    return str(card["memory"])
+
+
 def test_the_devices_command_tells_who_has_what_while_the_plugin_runs_and_after_it():
     with Node("1x2").up() as node:
         node.kubelet.allocate(P0)
         told = ("", [("CLAIMED", "BLANK"), ("FREE", "BLANK")])
+        assert memory(node) == "cleared"
         assert listed(node) == told
         node.plugin.stop()
         assert listed(node) == told
@@ -50,5 +56,7 @@ def test_no_device_is_said_to_be_free_where_the_journal_cannot_be_read():
         assert "FREE" not in text
         assert "cannot be read" in text
         assert journal.read_bytes() == b"x" * 4096
+        assert memory(node) == "not known"
         journal.unlink()
+        assert memory(node) == "not known", "no plugin has noted anything of the card"
         assert [owner for owner, _ in listed(node)[1]] == ["FREE", "FREE"]

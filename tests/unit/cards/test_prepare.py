@@ -19,6 +19,7 @@ from fpga_plugin.cards.clocks import ClockState
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.prepare import TenancyActiveError
 from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
     CardGoneError,
     FpgaPluginError,
     HardwareError,
@@ -517,8 +518,14 @@ def poison(scene: Scene, region: RegionId) -> None:
 @pytest.mark.parametrize(
     ("policy", "advice"),
     [
-        (RecoveryPolicy.NONE, "ask the node's operator: "),
-        (RecoveryPolicy.REBIND, "when nobody else has a region of it"),
+        (RecoveryPolicy.NONE, ASK_THE_OPERATOR),
+        (
+            RecoveryPolicy.REBIND,
+            (
+                "the plugin rebinds the card's driver when nobody else has a region of it; or"
+                f" {ASK_THE_OPERATOR}"
+            ),
+        ),
     ],
 )
 def test_a_poisoned_port_that_is_not_recovered_is_refused_with_what_helps(
@@ -538,7 +545,14 @@ def test_a_poisoned_port_that_is_not_recovered_is_refused_with_what_helps(
     scene.plugin.work()
     error = task.exception()
     assert isinstance(error, RefusedError if when == "before" else HardwareError)
-    assert advice in error.hint
+    assert error.hint == advice, "as the pod's owner reads it"
+    card = scene.rack.boards[card_of(region)].card
+    told = scene.plugin.recovery.advised(card, RefusedError("poisoned"))
+    if policy is RecoveryPolicy.NONE:
+        by_hand = scene.rack.rebind_advice(card)
+        assert told.hint == f"set FPGA_PLUGIN_RECOVERY=rebind; or, {by_hand}"
+    else:
+        assert told.hint == advice
     assert scene.rack.programs - programs == (when != "before")
     assert scene.plugin.recovery.done == 0
     assert scene.rack.slot(neighbour).afu == AFU

@@ -53,6 +53,27 @@ def test_json_is_yaml_and_other_documents_are_passed_over(read):
     )
 
 
+def test_a_pod_that_asks_by_claims_is_refused_as_that(read):
+    pod = yaml.safe_load(POD)
+    pod["spec"]["resourceClaims"] = [{"name": "fpga", "resourceClaimTemplateName": "one"}]
+    assert read(yaml.safe_dump(pod)).pod.containers[0].devices, "this one has limits, too"
+    del pod["spec"]["containers"][0]["resources"]
+    with pytest.raises(ManifestError, match="asks by resourceClaims") as caught:
+        read(yaml.safe_dump(pod))
+    assert "docs/dra.md" in caught.value.hint
+
+
+def test_a_pod_that_waits_for_a_blank_bitstream_is_told_how_to_install_one(read):
+    problem = "no-blank-image: no blank bitstream at /store/x/blank.gbs"
+    with pytest.raises(UnschedulableError) as caught:
+        schedule(read(POD).pod, {}, [problem])
+    assert problem in caught.value.hint
+    assert "`fpga-plugin bitstream install --dir STORE --blank FILE`" in caught.value.hint
+    with pytest.raises(UnschedulableError) as caught:
+        schedule(read(POD).pod, {}, ["port deaf"])
+    assert "install" not in caught.value.hint
+
+
 def of_kind(kind: str, version: str, *way: str, **more: object) -> str:
     pod = yaml.safe_load(POD)
     inner: dict[str, object] = {"spec": pod["spec"]}

@@ -383,6 +383,19 @@ def test_the_header_counts_each_kind_of_trouble_in_page_and_table(kind, word):
     assert "3" in line
 
 
+def test_the_table_has_the_reason_of_pods_that_wait_and_a_line_of_those_that_do_not():
+    waits = refusal(message="no bitstream f")
+    gone = [refusal(pod=f"gone-{n}", message="the long story", open=False) for n in range(7)]
+    text = table(status(card(region()), refusals=[*gone, waits]))
+    _, _, listed = text.partition("refused, the last time of each pod (1 now, 7 over):\n")
+    first, second, third, *rest = listed.splitlines()
+    assert "team/compress " in first
+    assert second.strip() == "no bitstream f"
+    assert "--history" in third
+    assert [line.split()[0] for line in rest] == [f"team/gone-{n}" for n in range(7)]
+    assert "the long story" not in text
+
+
 def test_regions_that_nobody_can_be_given_are_trouble_with_its_reason():
     why = "no blank bitstream"
     shown = status(
