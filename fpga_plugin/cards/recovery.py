@@ -99,16 +99,18 @@ class Recovery:
         )
 
     def advised(self, card: Card, error: E) -> E:
-        """The error of a poisoned port that is not recovered, with what helps."""
-        waits = self._policy is RecoveryPolicy.REBIND
+        """The error of a poisoned port that is not recovered, with what helps.
+
+        The message names the command for everybody: whoever reads it first can pass it on.
+        """
+        advice = self._operations.backend.rebind_advice(card)
         hint = (
             "the plugin rebinds the card's driver when nobody else has a region of it; or"
-            f" {ASK_THE_OPERATOR}"
-            if waits
-            else "set FPGA_PLUGIN_RECOVERY=rebind; or,"
-            f" {self._operations.backend.rebind_advice(card)}"
+            f" {ASK_THE_OPERATOR}: {advice}"
+            if self._policy is RecoveryPolicy.REBIND
+            else f"{ASK_THE_OPERATOR}: set FPGA_PLUGIN_RECOVERY=rebind, or, {advice}"
         )
-        return type(error)(error.message, hint=hint, why=error.why, for_operator=not waits)
+        return type(error)(error.message, hint=hint, why=error.why)
 
     def may(self, card_id: CardId) -> bool:
         """Whether the operator allows it, and no pause is in force."""
