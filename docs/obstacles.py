@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 
 BEGIN, END = "<!-- obstacles -->\n", "<!-- end of obstacles -->\n"
 
@@ -11,14 +11,14 @@ BEGIN, END = "<!-- obstacles -->\n", "<!-- end of obstacles -->\n"
 def table() -> str:
     """A row for each kind."""
     rows = ["| obstacle | what is so | what it stops | taint (DRA) |", "|---|---|---|---|"]
-    for kind in Kind:
+    for kind in ObstacleKind:
         stops = ", ".join(word(one) for one in Stops if one in kind.stops)
         taint = f"`{kind.taint}`" if kind.taint else ""
         rows.append(f"| {word(kind)} | {kind.meaning} | {stops} | {taint} |")
     return "\n".join(rows) + "\n"
 
 
-def word(one: Kind | Stops) -> str:
+def word(one: ObstacleKind | Stops) -> str:
     """As people write it."""
     assert one.name is not None
     return one.name.lower().replace("_", " ")

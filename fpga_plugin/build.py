@@ -15,7 +15,7 @@ from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.host.trusted_files import check_directory
-from fpga_plugin.settings.settings import Advertise, BackendKind, Mode, Settings, defaults
+from fpga_plugin.settings.settings import Advertise, BackendKind, ServedApi, Settings, defaults
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
@@ -91,7 +91,7 @@ def names_interfaces(settings: Settings) -> bool:
     """Whether resources have aliases of interface ids: functions and ResourceSlices do not."""
     return (
         settings.interface_aliases
-        and settings.mode is not Mode.DRA
+        and settings.mode is not ServedApi.DRA
         and settings.advertise is not Advertise.AF
     )
 

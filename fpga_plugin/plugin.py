@@ -2,7 +2,7 @@
 
 Things are made in the order in which they use each other: each gets those that it calls, and none
 calls those that were made after it. What happens below is told upwards by the queue of cards, by
-the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of the `Node`.
+the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of `NodeParts`.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck,
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 from fpga_plugin.kubernetes.events.broadcaster import EventBroadcaster, EventSink
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
-from fpga_plugin.settings.settings import Advertise, Mode, Settings
+from fpga_plugin.settings.settings import Advertise, ServedApi, Settings
 from fpga_plugin.settings.values import NO_CDI_DEVICES
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ KEPT_LOOKS: Final = 3
 """Intervals between two looks at PodResources for which the connection is kept."""
 
 
-class Observer(ReportObserver, PodObserver, Protocol):
+class PluginObserver(ReportObserver, PodObserver, Protocol):
     """Watches what the plugin does, and decides nothing. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeParts:
     """What the plugin stands on.
 
     Attributes:
@@ -115,7 +115,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
-        dra=settings.mode is Mode.DRA,
+        dra=settings.mode is ServedApi.DRA,
         resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
@@ -123,7 +123,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
 
 def _lost_resource_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
-    last, dra = journal.marker.last, Mode.DRA
+    last, dra = journal.marker.last, ServedApi.DRA
     # With DRA, too: the plugin may end before it reads kubelet's record of them.
     served = settings.mode is dra or (last is not None and (last.claims or last.api == dra.value))
     if not journal.doubt or not served:
@@ -155,7 +155,7 @@ def open_node(
     library: Library,
     policy: "PolicyFile | None",
     programming: Callable[[frozenset[RegionId]], None],
-) -> Node:
+) -> NodeParts:
     """The node that the settings describe.
 
     `programming` is called with the regions whose work in flight would outlast the process's
@@ -168,7 +168,7 @@ def open_node(
             ours(settings.resource_prefix),
             idle_seconds=KEPT_LOOKS * settings.reconcile_interval,
         )
-    return Node(
+    return NodeParts(
         backend=backend,
         store=StoreReader(library),
         pods=PodDirectory(
@@ -192,7 +192,7 @@ def check_link(settings: Settings) -> None:
             names), or a setting that DRA needs is missing.
         FpgaPluginError: a directory that DRA writes into cannot be made.
     """
-    if settings.mode is Mode.DRA:
+    if settings.mode is ServedApi.DRA:
         from fpga_plugin.dra.driver import (  # only where DRA serves
             check,
             make_directories,
@@ -226,7 +226,7 @@ class DevicePlugin:
 
 def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     settings: Settings,
-    node: Node,
+    node: NodeParts,
     ledger: Ledger,
     link: KubeletLink,
     queue: CardQueue,
@@ -273,10 +273,10 @@ class Plugin:
     def __init__(
         self,
         settings: Settings,
-        node: Node,
+        node: NodeParts,
         ledger: Ledger,
         link: KubeletLink,
-        observer: Observer,
+        observer: PluginObserver,
     ) -> None:
         self.settings, self.node, self.ledger, self.link = settings, node, ledger, link
         # What everybody uses.
@@ -333,7 +333,7 @@ class Plugin:
         permission = Permission(node.policy, node.pods)
         self.dra: DraDriver | None = None
         self.pool: PoolCheck | None = None
-        if settings.mode is Mode.DRA:
+        if settings.mode is ServedApi.DRA:
             # Only where DRA serves: the device plugin API needs none of it.
             from fpga_plugin.dra import driver, poolcheck
             from fpga_plugin.dra.pool import Pool

@@ -14,7 +14,7 @@ from fpga_plugin.allocation.names import (
     names_kind_of,
 )
 from fpga_plugin.allocation.naming import Naming
-from fpga_plugin.allocation.obstacles import ANOTHER_POD, Kind, Obstacles, Stops
+from fpga_plugin.allocation.obstacles import ANOTHER_POD, ObstacleKind, Obstacles, Stops
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
@@ -184,7 +184,7 @@ class DevicePluginSteps:
         if not names_kind_of(resource, device):
             raise RefusedError(f"{device} is no device of {resource}")
         for obstacle in self._obstacles.of(device):
-            if obstacle.kind is Kind.MODE:
+            if obstacle.kind is ObstacleKind.MODE:
                 raise obstacle.refusal()
         grants = grants_among(device, env)
         grants = grants or {r.id: r.grant for r in self._obstacles.regions_of(device)}

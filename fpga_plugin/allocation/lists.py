@@ -8,7 +8,7 @@ change no list, and noticing that must not need a comparison of a thousand devic
 from collections.abc import Iterator
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.allocation.journal.records import Mode
+from fpga_plugin.allocation.journal.records import CardMode
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import Stops
@@ -136,7 +136,7 @@ class DeviceLists:
         ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
         free = [region for region in card.regions if DeviceId(region.id) not in ledger.allocations]
         if ResourceKind.AF in self._kinds:
-            for region in free if mode is not Mode.WHOLE else ():
+            for region in free if mode is not CardMode.WHOLE else ():
                 if (resource := ledger.naming.function_resource(region.id)) is not None:
                     device = DeviceId(region.id)
                     healthy = self._healthy(device, Stops.OFFER)
@@ -145,12 +145,12 @@ class DeviceLists:
         if not card.reprogrammable:
             return
         of_regions, of_card = ledger.naming.resources_of(card)
-        if mode is not Mode.WHOLE and self._wanted(of_regions):
+        if mode is not CardMode.WHOLE and self._wanted(of_regions):
             for region in free:
                 device = DeviceId(region.id)
                 healthy = self._healthy(device, Stops.OFFER)
                 yield of_regions, AdvertisedDevice(device, healthy, numa)
-        if mode is Mode.FREE and self._wanted(of_card):
+        if mode is CardMode.FREE and self._wanted(of_card):
             whole = DeviceId(card.id)
             yield of_card, AdvertisedDevice(whole, self._healthy(whole, Stops.OFFER), numa)
 

@@ -3,10 +3,10 @@
 One function gives every reason that stands against a device (`Obstacles.of`), as values. The kind
 of each says what it stops (`Stops`). Lists, Allocate, Prepare, taints, scrubs, recovery, the
 operator's commands and status ask here and nowhere else; docs/architecture.md has the table, which
-is made from `Kind`.
+is made from `ObstacleKind`.
 
-One reason depends on processes: `Kind.TENANCY` names pods whose processes may still have a region,
-and `CardOperations.living` says whether they do.
+One reason depends on processes: `ObstacleKind.TENANCY` names pods whose processes may still have a
+region, and `CardOperations.living` says whether they do.
 """
 
 import enum
@@ -70,7 +70,7 @@ _WORK: Final = Stops.START | Stops.SCRUB | Stops.BY_HAND
 
 
 @enum.unique
-class Kind(enum.Enum):
+class ObstacleKind(enum.Enum):
     """Which obstacle: what it stops, its taint with DRA (key=value), and what it means."""
 
     GONE = (
@@ -185,7 +185,7 @@ class Kind(enum.Enum):
         self.meaning = meaning
 
 
-FAILED: Final = frozenset({Kind.FAULTED, Kind.FAILING, Kind.HUNG})
+FAILED: Final = frozenset({ObstacleKind.FAULTED, ObstacleKind.FAILING, ObstacleKind.HUNG})
 """Kinds that the operator sees as a failure of a region."""
 
 
@@ -203,7 +203,7 @@ class Obstacle:
         device: for a reason that lies in an owner, the owner's device.
     """
 
-    kind: Kind
+    kind: ObstacleKind
     what: str
     why: str
     tenant: str = ANOTHER_POD
@@ -249,7 +249,7 @@ class Obstacles:
     def against(self, what: Stops, device: AnyId) -> Iterator[Obstacle]:
         """Obstacles that stop this; `CardOperations.living` has the last word on tenancies."""
         for one in self.of(device):
-            if what in one.kind.stops and one.kind is not Kind.TENANCY:
+            if what in one.kind.stops and one.kind is not ObstacleKind.TENANCY:
                 yield one
 
     def first(self, device: AnyId, what: Stops) -> Obstacle | None:
@@ -320,7 +320,7 @@ class Obstacles:
             return
         if why := self.exposure.refusal(card, whole=whole):
             yield Obstacle(
-                Kind.EXPOSED,
+                ObstacleKind.EXPOSED,
                 f"card {card.id}",
                 f"is not given {'as a whole' if whole else 'by region'}: {why}",
                 tenant=f"the operator allows it by that setting; {ANOTHER_POD}",
@@ -329,10 +329,12 @@ class Obstacles:
         for region in regions:
             yield from self._of_contents(region)
         if whole and card.id in state.memory_clear_pending and not state.allocations_on(card.id):
-            yield Obstacle(Kind.MEMORY, f"card {card.id}", "has memory that is not cleared yet")
+            yield Obstacle(
+                ObstacleKind.MEMORY, f"card {card.id}", "has memory that is not cleared yet"
+            )
         if self._naming.serves_functions or not card.reprogrammable:
             yield Obstacle(
-                Kind.FIXED,
+                ObstacleKind.FIXED,
                 f"card {card.id}",
                 "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)"
                 if card.reprogrammable
@@ -348,7 +350,7 @@ class Obstacles:
         if in_use:
             have = f"its regions {', '.join(sorted(in_use))} are" if whole else "the whole card is"
             yield Obstacle(
-                Kind.MODE,
+                ObstacleKind.MODE,
                 f"card {card}",
                 f"cannot be given {'as a whole' if whole else 'by region'}: {have} in use",
                 tenant=f"kubelet's view was out of date; {ANOTHER_POD}",
@@ -360,12 +362,12 @@ class Obstacles:
         if card is None:
             subject = f"card {card_of(device)}"
             if (problem := self._state.problems.get(card_of(device))) is None:
-                yield Obstacle(Kind.GONE, subject, "is gone", MAY_COME_BACK)
+                yield Obstacle(ObstacleKind.GONE, subject, "is gone", MAY_COME_BACK)
                 return
             # The remedy comes last: a command in it may be copied to the message's end.
             remedy = f", or mend the card: {problem.hint}" if problem.hint else ""
             yield Obstacle(
-                Kind.GONE,
+                ObstacleKind.GONE,
                 subject,
                 f"is not served: {problem.message}",
                 DELETE_THE_POD + remedy,
@@ -373,13 +375,15 @@ class Obstacles:
             )
         elif is_card(device) and not card.complete:
             yield Obstacle(
-                Kind.INCOMPLETE,
+                ObstacleKind.INCOMPLETE,
                 f"card {card.id}",
                 f"shows {len(card.regions)} of its {card.ports} regions",
                 "wait until its driver has bound all ports",
             )
         elif not regions:
-            yield Obstacle(Kind.GONE, f"region {device}", "is gone from its card", MAY_COME_BACK)
+            yield Obstacle(
+                ObstacleKind.GONE, f"region {device}", "is gone from its card", MAY_COME_BACK
+            )
 
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
@@ -387,7 +391,7 @@ class Obstacles:
             end = f"`fpga-plugin card release {region.card}`"
             why = debug_hold_words(hold)
             yield Obstacle(
-                Kind.KEPT,
+                ObstacleKind.KEPT,
                 subject,
                 f"is {why}",
                 f"{ANOTHER_POD}; the operator ends it with {end}",
@@ -396,9 +400,9 @@ class Obstacles:
             )
         record, fault = state.record(region.id), state.failing.get(region.id)
         if record.condition is Condition.FAULTED:
-            yield _faulted(Kind.FAULTED, subject, record.reason or "faulted")
+            yield _faulted(ObstacleKind.FAULTED, subject, record.reason or "faulted")
         elif fault is not None:
-            kind = Kind.FAILING if fault.stops_work else Kind.HUNG
+            kind = ObstacleKind.FAILING if fault.stops_work else ObstacleKind.HUNG
             yield _faulted(kind, subject, fault.message)
 
     def _of_nodes(self, region: Region) -> Iterator[Obstacle]:
@@ -411,7 +415,7 @@ class Obstacles:
         if not one.left:
             hint = f"delete the pod that holds {one.region}"
             yield Obstacle(
-                Kind.STRANGER,
+                ObstacleKind.STRANGER,
                 subject,
                 f"is also open to the pod that was given {one.region} before the device numbers"
                 " changed",
@@ -421,7 +425,7 @@ class Obstacles:
             return
         hint = "see why that pod's processes do not end"
         yield Obstacle(
-            Kind.STRANGER,
+            ObstacleKind.STRANGER,
             subject,
             f"is also open to pod {one.pod}, which was given it as {one.region} and may still run",
             hint,
@@ -437,7 +441,7 @@ class Obstacles:
             owner = state.claim_owner_of(allocation.device)
             if owner is not None and not self._dra:
                 yield Obstacle(
-                    Kind.RESOURCE_CLAIM,
+                    ObstacleKind.RESOURCE_CLAIM,
                     allocation.device,
                     f"belongs to ResourceClaim {owner.full_name}",
                     LEAVE_DRA,
@@ -445,21 +449,23 @@ class Obstacles:
                 )
             elif owner is None and self._dra:
                 yield Obstacle(
-                    Kind.POD, allocation.device, "belongs to a pod by the device plugin API"
+                    ObstacleKind.POD, allocation.device, "belongs to a pod by the device plugin API"
                 )
-            yield Obstacle(Kind.OWNED, allocation.device, "has an owner", device=allocation.device)
+            yield Obstacle(
+                ObstacleKind.OWNED, allocation.device, "has an owner", device=allocation.device
+            )
 
     def _of_card(self, card: CardId) -> Iterator[Obstacle]:
         state, subject = self._state, f"card {card}"
         if (why := state.foreign.get(card)) is not None:
-            yield Obstacle(Kind.FOREIGN, subject, f"is left alone: {why}", "")
+            yield Obstacle(ObstacleKind.FOREIGN, subject, f"is left alone: {why}", "")
         present = state.cards.get(card)
         if card in state.rebinding and not (present is not None and present.resets):
-            yield Obstacle(Kind.REBINDING, f"the driver of card {card}", "is being rebound")
+            yield Obstacle(ObstacleKind.REBINDING, f"the driver of card {card}", "is being rebound")
         # For an owned device too: in a damaged journal, the allocation may have ended long ago.
         if card in state.unreconciled:
             yield Obstacle(
-                Kind.UNRECONCILED,
+                ObstacleKind.UNRECONCILED,
                 f"who has card {card}",
                 f"is not known: {state.resource_claims_unknown or NOT_READ}",
                 LEAVE_DRA
@@ -472,7 +478,7 @@ class Obstacles:
         if card in state.drained:
             end = f"`fpga-plugin card undrain {card}`"
             yield Obstacle(
-                Kind.DRAINED,
+                ObstacleKind.DRAINED,
                 subject,
                 "is being taken out of service",
                 f"{ANOTHER_POD}; the operator ends it with {end}",
@@ -485,10 +491,10 @@ class Obstacles:
         free = allocation is None
         if free and record.condition not in self.offered | {Condition.FAULTED}:
             why = f": {record.reason}" if record.reason else ""
-            yield Obstacle(Kind.NOT_CLEAN, subject, f"is not clean yet{why}")
+            yield Obstacle(ObstacleKind.NOT_CLEAN, subject, f"is not clean yet{why}")
         if region.id in state.debug_holds and state.debug_hold(region.id) is None:
             yield Obstacle(
-                Kind.UNDECIDED,
+                ObstacleKind.UNDECIDED,
                 subject,
                 "is to be kept for debugging, if its container failed",
                 operator=f"`fpga-plugin card release {region.card}` ends that",
@@ -496,7 +502,7 @@ class Obstacles:
             )
         if pods := sorted({one.pod for one in state.tenancies.left(region.id) if one.pod}):
             yield Obstacle(
-                Kind.TENANCY,
+                ObstacleKind.TENANCY,
                 subject,
                 f"may still be used by pod {', '.join(pods)}, which had it",
                 operator="see why that pod's processes do not end",
@@ -515,7 +521,7 @@ def debug_hold_words(hold: DebugHold) -> str:
     return f"kept for debugging as pod {whose} left it, whose {hold.failure}"
 
 
-def _faulted(kind: Kind, subject: str, cause: str) -> Obstacle:
+def _faulted(kind: ObstacleKind, subject: str, cause: str) -> Obstacle:
     return Obstacle(
         kind,
         subject,

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.allocation.journal.records import Mode
+from fpga_plugin.allocation.journal.records import CardMode
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.neighbours import NO_RINGS, Rings, adjacent
@@ -134,7 +134,7 @@ def _node_sets(
 
 
 def _open(ledger: Ledger, taken: _Taken, card: CardId) -> bool:
-    return card in taken.required or ledger.mode(card) is Mode.PARTITIONED
+    return card in taken.required or ledger.mode(card) is CardMode.PARTITIONED
 
 
 def _from_nodes(

@@ -16,12 +16,12 @@ from fpga_plugin.allocation.journal.records import (
     CLEAN,
     AliasBinding,
     Allocation,
+    CardMode,
     Change,
     ClaimOwner,
     Condition,
     DebugHold,
     Fact,
-    Mode,
     Ownership,
     RegionRecord,
     Tenancy,
@@ -273,11 +273,11 @@ class State:
         numbers = frozenset((allocation.device, allocation.number) for allocation in allocations)
         return Lease(numbers, allocations, self.allocations)
 
-    def mode(self, card: CardId) -> Mode:
+    def mode(self, card: CardId) -> CardMode:
         """How the card is used."""
         if self.card_allocation(card) is not None:
-            return Mode.WHOLE
-        return Mode.PARTITIONED if card in self._by_card else Mode.FREE
+            return CardMode.WHOLE
+        return CardMode.PARTITIONED if card in self._by_card else CardMode.FREE
 
     def ownership(self, region: RegionId) -> Ownership:
         """Who has a region."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.elf import Section, sections
+from fpga_plugin.bitstreams.elf import ElfSection, sections
 from fpga_plugin.bitstreams.gbs import HEAD_BYTES, Header, parse_header
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import BitstreamId
@@ -108,7 +108,7 @@ def read_aocx(
     )
 
 
-def _section(found: Iterable[Section], name: str, where: str) -> ByteRange:
+def _section(found: Iterable[ElfSection], name: str, where: str) -> ByteRange:
     for section in found:
         if section.name == name:
             return section.content

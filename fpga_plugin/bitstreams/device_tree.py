@@ -31,7 +31,7 @@ _DAMAGED = "the file is cut off or damaged; copy or build it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DeviceTreeNode:
     """A node with what is in it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Node:
     properties: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
-def nodes(blob: bytes, *, where: str) -> Iterator[Node]:
+def nodes(blob: bytes, *, where: str) -> Iterator[DeviceTreeNode]:
     """The nodes of a tree, each when it ends, so that those inside it come before it.
 
     Args:
@@ -83,8 +83,8 @@ class _Reader:
         self._strings = blob[strings : strings + strings_size]
         self._at = 0
 
-    def nodes(self) -> Iterator[Node]:
-        open_: list[Node] = []
+    def nodes(self) -> Iterator[DeviceTreeNode]:
+        open_: list[DeviceTreeNode] = []
         ended = False
         while (token := self._word()) != _END:
             if token == _NOP:
@@ -94,7 +94,7 @@ class _Reader:
                     raise self._damaged("has a second root, or nodes too deep in each other")
                 name = self._text(self._tree, self._at)
                 self._skip(len(name) + 1)
-                open_.append(Node((*open_[-1].path, name) if open_ else ()))
+                open_.append(DeviceTreeNode((*open_[-1].path, name) if open_ else ()))
             elif token == _END_NODE and open_:
                 yield open_.pop()
                 ended = not open_

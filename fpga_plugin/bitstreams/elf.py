@@ -55,7 +55,7 @@ _LONGEST_HEADER = max(layout.header_bytes for layout in _LAYOUTS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ElfSection:
     """A section with content.
 
     Attributes:
@@ -67,7 +67,7 @@ class Section:
     content: ByteRange = field(repr=False)
 
 
-def sections(file: ByteRange, *, where: str) -> tuple[Section, ...]:
+def sections(file: ByteRange, *, where: str) -> tuple[ElfSection, ...]:
     """The sections of an ELF file that have content, in the order of its table.
 
     Args:
@@ -104,7 +104,7 @@ def sections(file: ByteRange, *, where: str) -> tuple[Section, ...]:
         struct.unpack_from(layout.entry, table, number * entry_bytes) for number in range(count)
     ]
     names = _content(file, headers[names_at], names_at, where)
-    found: dict[str, Section] = {}
+    found: dict[str, ElfSection] = {}
     for number, header in enumerate(headers):
         # Number 0 is reserved (SHN_UNDEF); no bytes in the file: .bss and the like.
         if number == 0 or header[1] == _SHT_NOBITS:
@@ -118,7 +118,7 @@ def sections(file: ByteRange, *, where: str) -> tuple[Section, ...]:
             )
         if header[2] & _SHF_COMPRESSED:
             raise BitstreamError(f"{where}: the ELF section {quote(name)} is compressed by ELF")
-        found[name] = Section(name, content)
+        found[name] = ElfSection(name, content)
     return tuple(found.values())
 
 

@@ -8,7 +8,7 @@ from fpga_plugin.bitstreams.files import Content
 from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.bitstreams.xclbin import XclbinFacts
 from fpga_plugin.errors import quote
-from fpga_plugin.hardware.image import Kernel, MemoryBank
+from fpga_plugin.hardware.image import ComputeKernel, MemoryBank
 
 FOREIGN = frozenset({"name", "platform_name", "top_interface"})
 """Facts that are texts of who built the file."""
@@ -101,7 +101,7 @@ class InspectedView(FactsView):
     sections: list[SectionView]
 
 
-class ProblemView(TypedDict):
+class FileProblemView(TypedDict):
     """Why the plugin does not use a file, and what to do."""
 
     message: str
@@ -117,7 +117,7 @@ class StoredView(TypedDict):
     blank: bool
     bytes: int | None
     metadata: FactsView | None
-    problem: ProblemView | None
+    problem: FileProblemView | None
     alias: str | None
     interface_alias: str | None
     trust: str
@@ -187,7 +187,7 @@ def lines_of(contents: Contents) -> Iterator[tuple[str, str]]:
         yield "section", f"{section}, {size} bytes"
 
 
-def _of_kernel(kernel: Kernel) -> str:
+def _of_kernel(kernel: ComputeKernel) -> str:
     arguments = [
         f"{quote(one.name)} {one.size} at {one.offset:#x}" for one in kernel.arguments[:_ARGUMENTS]
     ]

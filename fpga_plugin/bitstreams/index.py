@@ -16,7 +16,7 @@ from fpga_plugin.bitstreams.manifest import MANIFEST
 from fpga_plugin.bitstreams.places import find_place
 from fpga_plugin.bitstreams.reader import HEADERS, StoreReader
 from fpga_plugin.bitstreams.signatures import ENDING
-from fpga_plugin.bitstreams.verdicts import Verdict
+from fpga_plugin.bitstreams.verdicts import FileVerdict
 from fpga_plugin.bitstreams.watch import KEYS, look_at_store
 from fpga_plugin.errors import (
     BitstreamError,
@@ -164,7 +164,7 @@ class StoreIndex:
         await self._reader.tidy(present)
 
     async def _one(self, relative: str) -> None:
-        verdict: Verdict | None
+        verdict: FileVerdict | None
         try:
             verdict = await self._reader.examine(relative)
         except NotFinishedError:

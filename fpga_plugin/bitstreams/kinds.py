@@ -25,7 +25,7 @@ BLANK = "blank"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """A format.
 
     Attributes:
@@ -73,7 +73,7 @@ class Contents:
         sections: of an AOCX or xclbin file, name and bytes each; the names are foreign text.
     """
 
-    kind: Kind
+    kind: FileKind
     bitstream_id: BitstreamId
     interface_id: InterfaceId
     afu_id: AfuId
@@ -113,7 +113,7 @@ class Contents:
         )
 
 
-def _of_gbs(kind: Kind, metadata: GbsMetadata, *, name: BitstreamId, size: int) -> Contents:
+def _of_gbs(kind: FileKind, metadata: GbsMetadata, *, name: BitstreamId, size: int) -> Contents:
     return Contents(
         kind=kind,
         bitstream_id=name,
@@ -154,15 +154,17 @@ def _read_xclbin(file: ByteRange, _begin: Begin | None) -> Contents:
     )
 
 
-GBS = Kind("GBS", "gbs", 32, "AFU id", GUID, "dfl", RawImage, blank=True, read=_read_gbs)
-AOCX = Kind("AOCX", "aocx", 40, "hash", ELF_MAGIC, "dfl", RawImage, blank=False, read=_read_aocx)
-XCLBIN = Kind(
+GBS = FileKind("GBS", "gbs", 32, "AFU id", GUID, "dfl", RawImage, blank=True, read=_read_gbs)
+AOCX = FileKind(
+    "AOCX", "aocx", 40, "hash", ELF_MAGIC, "dfl", RawImage, blank=False, read=_read_aocx
+)
+XCLBIN = FileKind(
     "xclbin", "xclbin", 32, "uuid", XCLBIN_MAGIC, "xrt", Xclbin, blank=True, read=_read_xclbin
 )
 KINDS = (GBS, AOCX, XCLBIN)
 
 
-def kind_of(file: ByteRange) -> Kind | None:
+def kind_of(file: ByteRange) -> FileKind | None:
     """The kind by the first bytes; None: none that is known."""
     head = file.read(0, max(len(kind.magic) for kind in KINDS))
     return next((kind for kind in KINDS if head.startswith(kind.magic)), None)

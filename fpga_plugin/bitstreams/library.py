@@ -28,7 +28,7 @@ from fpga_plugin.bitstreams.kinds import read_data
 from fpga_plugin.bitstreams.places import Place, place_for, place_of_path
 from fpga_plugin.bitstreams.store import Bitstream, Store
 from fpga_plugin.bitstreams.trust import Trust
-from fpga_plugin.bitstreams.verdicts import Verdict, Verdicts
+from fpga_plugin.bitstreams.verdicts import FileVerdict, Verdicts
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.file_identity import version_at
@@ -117,7 +117,7 @@ class Library:
         data = self._cache.map(known.cached)
         return None if data is None else self._bitstream(place, data)
 
-    def examine(self, relative: str) -> Verdict | None:
+    def examine(self, relative: str) -> FileVerdict | None:
         """Verify a file if that is not done yet; None: it is not there (any more).
 
         Raises:
@@ -132,9 +132,9 @@ class Library:
             self.forget(relative)
             return None
         except BitstreamError as error:
-            return Verdict((), "", Content("", 0), problem=error)
+            return FileVerdict((), "", Content("", 0), problem=error)
 
-    def verdict(self, relative: str) -> Verdict | None:
+    def verdict(self, relative: str) -> FileVerdict | None:
         """What was last known of a file; nothing is read."""
         return self._verdicts.get(relative)
 
@@ -186,7 +186,7 @@ class Library:
             clock_frequency_low=low,
         )
 
-    def _known(self, place: Place) -> Verdict | None:
+    def _known(self, place: Place) -> FileVerdict | None:
         """The verdict, if it still holds."""
         changes = self._verdicts.changes
         known = self._verdicts.get(place.path)
@@ -204,7 +204,7 @@ class Library:
         self._verdicts.learn(place.path, known, changes)
         return known
 
-    def _same(self, place: Place, known: Verdict) -> bool:
+    def _same(self, place: Place, known: FileVerdict) -> bool:
         """Whether the store's file is the one that was judged."""
         path = self.store.at(place)
         if version_at(path) != known.version:  # before it is opened, which may hang
@@ -224,7 +224,7 @@ class Library:
             return _bare(error)
         return None
 
-    def _verify(self, place: Place, *, evict: bool) -> tuple[Verdict, memoryview | None]:
+    def _verify(self, place: Place, *, evict: bool) -> tuple[FileVerdict, memoryview | None]:
         """Read and judge a file as it is now; returns what is programmed, too, if it is good.
 
         Args:
@@ -253,7 +253,7 @@ class Library:
             copy = stack.enter_context(self._cache.new(opened.size, where=path, evict=evict))
             for piece in pieces_of(opened):
                 copy.write(piece)
-            known = Verdict(opened.version, trust, Content(copy.sha256, opened.size))
+            known = FileVerdict(opened.version, trust, Content(copy.sha256, opened.size))
             # First: nothing that is not trusted is parsed.
             problem: FpgaPluginError | None = self._distrust(place, known.content)
             if problem is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fpga_plugin.bitstreams.aocx import Begin
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.kinds import BLANK, KINDS, Contents, Kind, kind_of
+from fpga_plugin.bitstreams.kinds import BLANK, KINDS, Contents, FileKind, kind_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id
@@ -47,7 +47,7 @@ class Place:
 
     interface_id: InterfaceId
     bitstream_id: BitstreamId | None
-    kind: Kind
+    kind: FileKind
 
     @property
     def path(self) -> str:
@@ -90,7 +90,7 @@ class Place:
         self.check(contents, file.where)
         return contents
 
-    def _check_kind(self, kind: Kind, where: str) -> None:
+    def _check_kind(self, kind: FileKind, where: str) -> None:
         if kind is not self.kind:
             raise BitstreamError(
                 f"{where}: holds {kind}, and its name is that of {self.kind}",

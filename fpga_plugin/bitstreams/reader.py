@@ -18,7 +18,7 @@ from fpga_plugin.bitstreams.manifest import MANIFEST, Aliases, InterfaceAliases
 from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import Place, place_for
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
-from fpga_plugin.bitstreams.verdicts import Verdict
+from fpga_plugin.bitstreams.verdicts import FileVerdict
 from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
@@ -159,7 +159,7 @@ class StoreReader:
         """The same as it was read last, at once: the index reads it whenever it may change."""
         return self._names or Names()
 
-    async def examine(self, relative: str) -> Verdict | None:
+    async def examine(self, relative: str) -> FileVerdict | None:
         """Verify a file that arrived, if that is not done yet; None: it is not there.
 
         Raises:

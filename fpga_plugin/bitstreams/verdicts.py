@@ -20,7 +20,7 @@ from fpga_plugin.host.file_identity import Version
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FileVerdict:
     """What is known of a file.
 
     Attributes:
@@ -65,30 +65,30 @@ class Verdicts:
         self._writing = threading.Lock()
         self._changes = 0
         self._confirmed: set[str] = set()
-        self._known: dict[str, Verdict] = {}
+        self._known: dict[str, FileVerdict] = {}
         try:
             with open(path, "rb") as file:
                 lines = _LINES.decode(file.read())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return  # all of it can be made again
         for relative, line in lines.items():
-            self._known[relative] = Verdict(line.version, line.trust, line.content, line.cached)
+            self._known[relative] = FileVerdict(line.version, line.trust, line.content, line.cached)
 
     @property
     def changes(self) -> int:
         """How many changes were reported until now: to be read before the store is asked."""
         return self._changes
 
-    def get(self, relative: str) -> Verdict | None:
+    def get(self, relative: str) -> FileVerdict | None:
         """What was known of a file when it was last read."""
         return self._known.get(relative)
 
-    def confirmed(self, relative: str) -> Verdict | None:
+    def confirmed(self, relative: str) -> FileVerdict | None:
         """What is known of a file without asking the store."""
         with self._lock:
             return self._known.get(relative) if relative in self._confirmed else None
 
-    def learn(self, relative: str, verdict: Verdict, changes: int) -> None:
+    def learn(self, relative: str, verdict: FileVerdict, changes: int) -> None:
         """Remember what the store said.
 
         Args:

@@ -28,7 +28,7 @@ from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
 from fpga_plugin.bitstreams.xclbin_shell import read_interface
 from fpga_plugin.bitstreams.xclbin_tables import has_dataflow, printable, read_banks
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.hardware.image import Kernel, MemoryBank
+from fpga_plugin.hardware.image import ComputeKernel, MemoryBank
 from fpga_plugin.ids import AfuId, InterfaceId
 
 MAGIC = b"xclbin2\0"
@@ -77,7 +77,7 @@ _VITIS = "build it with `v++ --link` for the platform of the card"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class XclbinSection:
     """A section that has content.
 
     Attributes:
@@ -110,7 +110,7 @@ class XclbinFacts:
     platform_name: str
     version: str
     image_bytes: int
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ComputeKernel, ...]
     slot_size: int
     dataflow: bool
     banks: tuple[MemoryBank, ...]
@@ -172,7 +172,7 @@ def read_xclbin(file: ByteRange) -> XclbinFacts:
     )
 
 
-def _sections(file: ByteRange, count: int) -> tuple[Section, ...]:
+def _sections(file: ByteRange, count: int) -> tuple[XclbinSection, ...]:
     """The sections that have content, in the table's order; none reaches into another."""
     if not 1 <= count <= MAX_SECTIONS:
         raise BitstreamError(
@@ -193,7 +193,7 @@ def _sections(file: ByteRange, count: int) -> tuple[Section, ...]:
                 f" is content from {begin} to {file.size}",
                 hint=_AGAIN,
             )
-        found.append(Section(what, file.part(offset, size)))
+        found.append(XclbinSection(what, file.part(offset, size)))
     end = begin
     for section in sorted(found, key=lambda one: one.content.start):
         if section.content.start - file.start < end:
@@ -204,7 +204,7 @@ def _sections(file: ByteRange, count: int) -> tuple[Section, ...]:
     return tuple(found)
 
 
-def _only(sections: tuple[Section, ...], kind: str, where: str) -> ByteRange | None:
+def _only(sections: tuple[XclbinSection, ...], kind: str, where: str) -> ByteRange | None:
     """The one section of a kind; None: there is none."""
     found = [section.content for section in sections if section.kind == kind]
     if len(found) > 1:
@@ -215,7 +215,7 @@ def _only(sections: tuple[Section, ...], kind: str, where: str) -> ByteRange | N
     return found[0] if found else None
 
 
-def _section(sections: tuple[Section, ...], kind: str, where: str) -> ByteRange:
+def _section(sections: tuple[XclbinSection, ...], kind: str, where: str) -> ByteRange:
     """The one section of a kind."""
     if (found := _only(sections, kind, where)) is not None:
         return found

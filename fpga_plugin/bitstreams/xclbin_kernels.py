@@ -26,7 +26,7 @@ from xml.parsers import expat
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.errors import BitstreamError, quote
-from fpga_plugin.hardware.image import Kernel, KernelArgument
+from fpga_plugin.hardware.image import ComputeKernel, KernelArgument
 
 MAX_BYTES = 4 << 20
 """Of the XML. Files of 30 kernels have some hundred KiB."""
@@ -73,7 +73,7 @@ class Kernels:
     """
 
     name: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ComputeKernel, ...]
     slot_size: int
 
 
@@ -107,7 +107,7 @@ class _Reader:
         self._seen = 0  # so many of them were there once, open or not
         self._name = ""
         self._kernel: _Kernel | None = None
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, ComputeKernel] = {}
         self._arguments = 0
         self._units = 0
         self._largest = 0
@@ -210,7 +210,7 @@ class _Reader:
             self._kernels[self._kernel.name] = self._finished(self._kernel)
             self._kernel = None
 
-    def _finished(self, kernel: _Kernel) -> Kernel:
+    def _finished(self, kernel: _Kernel) -> ComputeKernel:
         address_range = _DEFAULT_RANGE if kernel.range is None else kernel.range
         for _, argument in kernel.arguments:
             end = argument.offset + argument.size
@@ -220,7 +220,9 @@ class _Reader:
                     f" {end:#x}, behind the kernel's address range of {address_range:#x}"
                 )
             self._largest = max(self._largest, end)
-        return Kernel(kernel.name, address_range, kernel.software_reset, self._merged(kernel))
+        return ComputeKernel(
+            kernel.name, address_range, kernel.software_reset, self._merged(kernel)
+        )
 
     def _merged(self, kernel: _Kernel) -> tuple[KernelArgument, ...]:
         merged: list[KernelArgument] = []

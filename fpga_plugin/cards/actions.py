@@ -7,7 +7,7 @@ import structlog
 
 from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards import debugging
 from fpga_plugin.cards.inventory import Inventory
@@ -192,7 +192,7 @@ class CardActions:
         """
         ledger = self._ledger
         for obstacle in ledger.obstacles.of(card_id):
-            if obstacle.kind in {Kind.OWNED, Kind.KEPT, Kind.UNDECIDED}:
+            if obstacle.kind in {ObstacleKind.OWNED, ObstacleKind.KEPT, ObstacleKind.UNDECIDED}:
                 raise obstacle.refusal(operator=True)
         if (present := ledger.cards.get(card_id)) is None:
             # It cannot be served now, so it gets no new owner. Present owners keep their devices.

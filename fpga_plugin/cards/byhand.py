@@ -16,7 +16,7 @@ from functools import partial
 
 import structlog
 
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
@@ -207,7 +207,7 @@ class HandProgrammer:
                 hint=f"run `fpga-plugin card drain {card_id}` first",
             )
         # A neighbour's owner shares the card's memory, which is cleared.
-        of_card = (one for one in ledger.obstacles.of(card_id) if one.kind is Kind.OWNED)
+        of_card = (one for one in ledger.obstacles.of(card_id) if one.kind is ObstacleKind.OWNED)
         obstacle = next(of_card, None) or ledger.obstacles.first(region.id, Stops.BY_HAND)
         if obstacle is not None:
             raise obstacle.refusal(operator=True)

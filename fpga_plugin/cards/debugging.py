@@ -38,7 +38,7 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName
 from fpga_plugin.kubernetes.pod import Phase, Pod
-from fpga_plugin.settings.settings import Mode, Settings
+from fpga_plugin.settings.settings import ServedApi, Settings
 
 log = structlog.get_logger()
 
@@ -87,7 +87,7 @@ class Allowed:
         """What the settings allow; None: no pod is debugged."""
         if settings.debug_namespaces is None:
             return None
-        if settings.mode is Mode.DRA:
+        if settings.mode is ServedApi.DRA:
             log.warning(
                 "no pod is debugged with FPGA_PLUGIN_MODE=dra",
                 namespaces=settings.debug_namespaces,

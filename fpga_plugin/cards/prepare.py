@@ -12,7 +12,7 @@ from functools import partial
 from fpga_plugin.allocation.journal.records import Condition, RegionRecord
 from fpga_plugin.allocation.lease import Lease
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards import steps
@@ -210,7 +210,7 @@ class Preparer:
             if (obstacle := ledger.obstacles.first(region, Stops.START)) is None:
                 continue
             card = ledger.cards.get(card_of(region))
-            if obstacle.kind in {Kind.FAULTED, Kind.FAILING} and card is not None:
+            if obstacle.kind in {ObstacleKind.FAULTED, ObstacleKind.FAILING} and card is not None:
                 if mending and self._mendable(card, plan):
                     continue
                 if self._recovery.poisoned(card, plan.targets):

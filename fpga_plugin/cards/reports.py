@@ -10,7 +10,7 @@ from fpga_plugin.kubernetes.names import PodUid
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReportStep:
     """One step of a scrub or a preparation.
 
     Attributes:
@@ -41,7 +41,7 @@ class Report:
 
     region: RegionId
     scrubbed: bool = False
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ReportStep] = field(default_factory=list)
     afu_id: AfuId | None = None
     error: str = ""
     failure: str = ""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.clocks import ClockPlan
-from fpga_plugin.cards.reports import Report, Step
+from fpga_plugin.cards.reports import Report, ReportStep
 from fpga_plugin.errors import HardwareError, RefusedError, WrongImageError
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
@@ -36,7 +36,7 @@ def timed(report: Report, name: str) -> Iterator[Notes]:
         notes.text = str(error)
         raise
     finally:
-        report.steps.append(Step(name, time.perf_counter() - begin, notes.text))
+        report.steps.append(ReportStep(name, time.perf_counter() - begin, notes.text))
 
 
 def quiesce(backend: Backend, card: Card, region: Region, port: Port, report: Report) -> None:

@@ -14,7 +14,7 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import (
     FpgaRequest,
     NamedBitstream,
-    Target,
+    RegionTarget,
     assign,
     check_limits,
     no_such_name,
@@ -146,7 +146,7 @@ class Targets:
             FpgaPluginError: a bitstream is not there, not valid, or not trusted.
         """
         targets = [
-            Target(
+            RegionTarget(
                 region=region.id,
                 device=device,
                 interface_id=self._ledger.cards[card_of(device)].interface_id,

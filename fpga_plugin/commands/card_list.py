@@ -10,7 +10,7 @@ from typing import TypedDict
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.columns import columns
 from fpga_plugin.observability.client import ask
-from fpga_plugin.observability.node import Node, NodeCard, look
+from fpga_plugin.observability.node import NodeCard, NodeFacts, look
 from fpga_plugin.settings.settings import Settings
 
 
@@ -115,7 +115,7 @@ def list_devices(settings: Settings) -> Listing:
     }
 
 
-def _note(node: Node, seen: NodeCard) -> str:
+def _note(node: NodeFacts, seen: NodeCard) -> str:
     """Why a card, or its regions, are not given out, or are not known; empty where all is well."""
     if seen.left_alone:
         pods = ", ".join(sorted({entry.pod_uid for entry in seen.foreign}))

@@ -19,10 +19,10 @@ from fpga_plugin.build import open_hardware
 from fpga_plugin.commands.card_list import cards_elsewhere
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.model import Card, CardProblem, Verdict
+from fpga_plugin.hardware.model import AssumptionVerdict, Card, CardProblem
 from fpga_plugin.ids import CardId, functions_variable, with_name
 from fpga_plugin.observability.client import NoDaemonError, ask
-from fpga_plugin.observability.node import Node, NodeCard, function_view, look, resources
+from fpga_plugin.observability.node import NodeCard, NodeFacts, function_view, look, resources
 from fpga_plugin.observability.schema import FunctionView, InspectionView
 from fpga_plugin.observability.table import functions_table, inspection_table, printable
 from fpga_plugin.settings.settings import Advertise, Settings, defaults
@@ -43,7 +43,11 @@ _DECIDE = (
     "FPGA_PLUGIN_UNTRANSLATED_DMA",
 )
 """Settings that say what is done to a card. None of them names a person, a pod or a host."""
-_MARKS = {Verdict.HOLDS: "+", Verdict.FAILS: "-", Verdict.UNKNOWN: "?"}
+_MARKS = {
+    AssumptionVerdict.HOLDS: "+",
+    AssumptionVerdict.FAILS: "-",
+    AssumptionVerdict.UNKNOWN: "?",
+}
 
 
 class AssumptionView(TypedDict):
@@ -54,7 +58,7 @@ class AssumptionView(TypedDict):
     seen: str
 
 
-class Held(TypedDict):
+class RegionContents(TypedDict):
     """What a region shows; `name` is what the store's manifest calls it, and may be empty."""
 
     region: str
@@ -75,7 +79,7 @@ class CardShown(TypedDict):
     description: str
     interface_id: str
     interface_alias: str
-    holds: list[Held]
+    holds: list[RegionContents]
     problem: str
     functions: list[FunctionView]
     would: list[str]
@@ -193,7 +197,7 @@ def _skipped(problem: CardProblem) -> CardShown:
     }
 
 
-def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) -> CardShown:
+def _served(settings: Settings, backend: Backend, node: NodeFacts, seen: NodeCard) -> CardShown:
     card = seen.card
     return {
         "card": card.id,
@@ -285,7 +289,7 @@ def report(found: Shown) -> str:
         if card["assumptions"]:
             lines.append("  it assumes (+ holds, - does not hold, ? is taken on trust)")
         for assumed in card["assumptions"]:
-            mark = _MARKS[Verdict(assumed["verdict"])]
+            mark = _MARKS[AssumptionVerdict(assumed["verdict"])]
             lines += _item(mark, f"{assumed['says']}: {assumed['seen']}")
     return "\n".join(printable(line) for line in lines)
 

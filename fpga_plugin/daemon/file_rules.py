@@ -17,7 +17,7 @@ from typing import Final
 import fpga_plugin
 from fpga_plugin.host.locks import LOCK_DIRECTORY
 from fpga_plugin.host.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
-from fpga_plugin.settings.settings import BackendKind, Mode, RecoveryPolicy, Settings
+from fpga_plugin.settings.settings import BackendKind, RecoveryPolicy, ServedApi, Settings
 
 _SYSTEM: Final = (
     "/usr",  # libraries, certificates, time zones
@@ -76,7 +76,7 @@ def rules(
     allow((os.path.join(settings.kubelet_dir, LOCK_DIRECTORY),), OWN)
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
     allow(filter(os.path.isdir, cdi_dirs), OWN)
-    if settings.mode is Mode.DRA:
+    if settings.mode is ServedApi.DRA:
         allow((settings.cdi_dir, os.path.join(_driver(settings), "metadata")), OWN)
     elif claims and os.path.isdir(settings.kubelet_root):
         # Kubelet replaces its record of claims by a rename: a rule for the file ends with it.
@@ -98,7 +98,7 @@ def rules(
 
 def registry(settings: Settings) -> Iterator[str]:
     """Where sockets lie by which kubelet finds a DRA driver."""
-    if settings.mode is Mode.DRA:
+    if settings.mode is ServedApi.DRA:
         yield _driver(settings)
         yield os.path.join(settings.kubelet_root, "plugins_registry")
 
@@ -126,7 +126,7 @@ def _working_directory() -> str:
 def _read(settings: Settings) -> Iterator[str]:
     """What is read because a setting names it; files by their directory: they are replaced."""
     yield settings.bitstream_dir
-    if settings.mode is Mode.DRA:
+    if settings.mode is ServedApi.DRA:
         # Kubelet's record of claims, which it replaces by a rename. No rule can leave out what lies
         # below: in the chart's pod that is hidden by empty volumes.
         yield settings.kubelet_root

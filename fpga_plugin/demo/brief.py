@@ -8,8 +8,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TextIO
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
-from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
-from fpga_plugin.demo.manifest import Manifest
+from fpga_plugin.demo.events import (
+    Advertised,
+    Event,
+    Failure,
+    KubeletCall,
+    RegionShown,
+    RegionWork,
+    Warned,
+)
+from fpga_plugin.demo.manifest import PodManifest
 from fpga_plugin.demo.output import Lines, asks
 from fpga_plugin.ids import RegionId, Resource, ResourceKind
 
@@ -29,7 +37,7 @@ class BriefOutput(Lines):
         super().__init__(stream)
         self._owned: set[RegionId] = set()
 
-    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:  # noqa: ARG002  # the timeline's
+    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:  # noqa: ARG002  # the timeline's
         """The pod, and what it asks for."""
         pod = manifest.pod
         self.write(
@@ -70,11 +78,11 @@ class BriefOutput(Lines):
                 pass  # before the pod: the story sums it up
             case Advertised():
                 self._advertised(seconds, event)
-            case Call():
+            case KubeletCall():
                 self._call(seconds, event)
-            case RegionState():
+            case RegionShown():
                 self._region(seconds, event)
-            case Work():
+            case RegionWork():
                 self._work(seconds, event)
 
     def verdict(self, text: str, *, good: bool) -> None:
@@ -92,21 +100,21 @@ class BriefOutput(Lines):
         else:
             self.step(seconds, "plugin", f"hides region {_few(gone)}: the card is taken")
 
-    def _call(self, seconds: float, event: Call) -> None:
+    def _call(self, seconds: float, event: KubeletCall) -> None:
         if event.method not in _CALLS:
             return
         status = self.painted(event.status, "green" if event.status == "OK" else "red")
         called = f"{event.method} {_few(event.devices)}".rstrip()
         self.step(seconds, "kubelet", f"{called}: {status} in {_milliseconds(event.seconds)}")
 
-    def _region(self, seconds: float, event: RegionState) -> None:
+    def _region(self, seconds: float, event: RegionShown) -> None:
         if event.ownership is not Ownership.FREE:
             self._owned.add(event.region)
         elif event.region in self._owned:
             self._owned.remove(event.region)
             self.step(seconds, "plugin", f"takes {event.region} back: no pod has it any more")
 
-    def _work(self, seconds: float, event: Work) -> None:
+    def _work(self, seconds: float, event: RegionWork) -> None:
         report, now = event.report, event.condition
         took = _milliseconds(event.seconds)
         if now is Condition.PROGRAMMED:

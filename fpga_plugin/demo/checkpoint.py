@@ -23,7 +23,7 @@ UNKNOWN_NODE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldDevices:
     """What one container holds of one resource.
 
     Attributes:
@@ -48,7 +48,7 @@ class Held:
 
 def write_checkpoint(
     directory: str,
-    held: Iterable[Held],
+    held: Iterable[HeldDevices],
     registered: Mapping[ResourceName, Iterable[str]],
 ) -> None:
     """Replace the checkpoint by rename, as kubelet does.

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
+from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, HeldDevices, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.demo.podsapi import PodsApi
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
@@ -111,7 +111,7 @@ class KubeletDouble(PluginManager):
         """
         super().__init__(directory, on_list=on_list)
         self.profile = profile
-        self.held: dict[tuple[PodUid, str, ResourceName], Held] = {}
+        self.held: dict[tuple[PodUid, str, ResourceName], HeldDevices] = {}
         self.pods: dict[PodUid, DemoPod] = {}
         self.podresources_error: GRPCError | None = None
         self.podresources_calls: Counter[str] = Counter()
@@ -164,7 +164,7 @@ class KubeletDouble(PluginManager):
     async def _allocate(
         self,
         pod: DemoPod,
-        container: Container,
+        container: DemoContainer,
         resource: ResourceName,
         count: int,
         reusable: Mapping[ResourceName, list[str]],
@@ -178,7 +178,7 @@ class KubeletDouble(PluginManager):
             response = await self._granted(resource, ids)
         except (GRPCError, NoEndpointError) as error:
             raise rejected(error) from error
-        self.held[key] = Held(
+        self.held[key] = HeldDevices(
             pod.uid, container.name, resource, self._by_node(resource, ids), response
         )
         return True
@@ -213,7 +213,7 @@ class KubeletDouble(PluginManager):
         return list(dict.fromkeys(candidates))[:count]
 
     def _pass_on(
-        self, pod: DemoPod, container: Container, reusable: dict[ResourceName, list[str]]
+        self, pod: DemoPod, container: DemoContainer, reusable: dict[ResourceName, list[str]]
     ) -> None:
         """Init containers leave their devices to later containers of the pod."""
         if not self.profile.reuse:
@@ -303,7 +303,7 @@ class KubeletDouble(PluginManager):
     def _list_changed(self) -> None:
         self.write_checkpoint()
 
-    def _of(self, pod: DemoPod, container: str) -> list[Held]:
+    def _of(self, pod: DemoPod, container: str) -> list[HeldDevices]:
         return [
             held
             for held in self.held.values()

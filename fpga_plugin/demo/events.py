@@ -48,7 +48,7 @@ class Advertised:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KubeletCall:
     """Kubelet called, and the plugin answered.
 
     Attributes:
@@ -83,7 +83,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionState:
+class RegionShown:
     """Who has a region, and what is on it.
 
     Attributes:
@@ -115,7 +115,7 @@ class RegionState:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RegionWork:
     """The plugin worked on a region: scrubbed it, programmed it, or both.
 
     Attributes:
@@ -204,4 +204,4 @@ class Warned:
         return {"event": "warning", "message": self.message, "devices": list(self.devices)}
 
 
-Event: TypeAlias = Advertised | Call | RegionState | Work | Warned | Failure
+Event: TypeAlias = Advertised | KubeletCall | RegionShown | RegionWork | Warned | Failure

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -47,7 +47,7 @@ class ManifestError(FpgaPluginError):
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class PodManifest:
     """A Pod, and what the demo makes of it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Manifest:
     notes: tuple[str, ...] = ()
 
 
-def read_manifest(path: str, *prefixes: str) -> Manifest:
+def read_manifest(path: str, *prefixes: str) -> PodManifest:
     """Read a Pod from a YAML or JSON file.
 
     Args:
@@ -97,7 +97,7 @@ def _documents(path: str, text: bytes) -> list[Any]:
 
 
 class _Reader:
-    """One file's way to a `Manifest`; every message names the file and the field."""
+    """One file's way to a `PodManifest`; every message names the file and the field."""
 
     def __init__(self, path: str, *prefixes: str) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class _Reader:
         self._notes: list[str] = []
         self._claims = False
 
-    def manifest(self, documents: list[Any]) -> Manifest:
+    def manifest(self, documents: list[Any]) -> PodManifest:
         """The first Pod among the file's documents that asks for an FPGA, else the first one."""
         every = [one for document in documents for one in _items(document)]
         found = [d for d in every if _one_of(d.get("kind"), _TEMPLATES)]
@@ -130,7 +130,7 @@ class _Reader:
             return replace(shown, notes=(note, *shown.notes))
         return shown
 
-    def _pod(self, document: dict[Any, Any]) -> Manifest:
+    def _pod(self, document: dict[Any, Any]) -> PodManifest:
         """The Pod that one document is, or makes."""
         self._notes = []
         kind = document["kind"]
@@ -165,7 +165,7 @@ class _Reader:
             init_containers=init,
             containers=app,
         )
-        return Manifest(pod, policy, tuple(self._notes))
+        return PodManifest(pod, policy, tuple(self._notes))
 
     def _error(self, problem: str, hint: str = "") -> ManifestError:
         return ManifestError(f"{self._path}: {problem}", hint=hint)
@@ -201,14 +201,14 @@ class _Reader:
             raise self._error(f"metadata.name {what}", "a Pod's name has a-z, 0-9, - and .")
         return name
 
-    def _containers(self, value: Any, where: str) -> tuple[Container, ...]:
+    def _containers(self, value: Any, where: str) -> tuple[DemoContainer, ...]:
         containers = []
         for index, item in enumerate(self._list(value, where)):
             at = f"{where}[{index}]"
             spec = self._mapping(item, at)
             restart = spec.get("restartPolicy")
             containers.append(
-                Container(
+                DemoContainer(
                     name=self._name(spec.get("name"), f"{at}.name"),
                     devices=self._devices(spec.get("resources"), f"{at}.resources"),
                     env=self._env(spec, at),

@@ -46,7 +46,7 @@ CARDS, REGIONS = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DemoNode:
     """A running node.
 
     Attributes:
@@ -126,7 +126,7 @@ async def running_node(
     profile: Profile,
     log: bool = False,
     address: str = "",
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[DemoNode]:
     """A node from start to removal.
 
     Args:
@@ -172,7 +172,7 @@ async def running_node(
         stack.push_async_callback(kubelet.stop)
         stack.callback(recorder.mute)
         usable = await asyncio.to_thread(scrubbable, store, kinds)
-        yield Node(
+        yield DemoNode(
             plugin,
             kubelet,
             lambda: daemon.served,

@@ -13,9 +13,17 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol, TextIO
 
 from fpga_plugin.allocation.journal.records import Condition
-from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
-from fpga_plugin.demo.manifest import Manifest
-from fpga_plugin.demo.pod import Container
+from fpga_plugin.demo.events import (
+    Advertised,
+    Event,
+    Failure,
+    KubeletCall,
+    RegionShown,
+    RegionWork,
+    Warned,
+)
+from fpga_plugin.demo.manifest import PodManifest
+from fpga_plugin.demo.pod import DemoContainer
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName
@@ -41,7 +49,7 @@ class Output(Protocol):
     names: Mapping[str, str]
     """What the store's manifest calls accelerators, by AFU id."""
 
-    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
         """What is going to happen, and to what.
 
         Args:
@@ -119,7 +127,7 @@ class Lines:
 class JsonOutput(Lines):
     """One object a line, nothing else."""
 
-    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
         """Programs need none."""
 
     def event(self, seconds: float, event: Event) -> None:
@@ -142,7 +150,7 @@ class JsonOutput(Lines):
 class QuietOutput(Lines):
     """The verdict alone."""
 
-    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
         """Not shown."""
 
     def event(self, seconds: float, event: Event) -> None:
@@ -171,7 +179,7 @@ class TextOutput(Lines):
         super().__init__(stream)
         self._begun = False
 
-    def introduce(self, manifest: Manifest, source: str, store: str, kubelet: str) -> None:
+    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
         """Each container, and what it asks for."""
         pod = manifest.pod
         self.heading(
@@ -212,11 +220,11 @@ class TextOutput(Lines):
         match event:
             case Advertised():
                 self._advertised(seconds, event)
-            case Call():
+            case KubeletCall():
                 self._call(seconds, event)
-            case RegionState():
+            case RegionShown():
                 self._region(seconds, event)
-            case Work():
+            case RegionWork():
                 self._work(seconds, event)
             case Warned():
                 self._told(seconds, "warning", event.message, "yellow")
@@ -245,7 +253,7 @@ class TextOutput(Lines):
             seconds, "advertised", f"{short(event.resource):<24}{'; '.join(parts)} ({counts})"
         )
 
-    def _call(self, seconds: float, event: Call) -> None:
+    def _call(self, seconds: float, event: KubeletCall) -> None:
         ok = event.status == "OK"
         status = self.painted(event.status, "green" if ok else "red")
         devices = ids(event.devices)
@@ -256,7 +264,7 @@ class TextOutput(Lines):
             f"{status} in {milliseconds(event.seconds)}",
         )
 
-    def _region(self, seconds: float, event: RegionState) -> None:
+    def _region(self, seconds: float, event: RegionShown) -> None:
         if not self.detail:
             return
         reason = f"  ({event.reason})" if event.reason else ""
@@ -268,7 +276,7 @@ class TextOutput(Lines):
             f"{self.names.get(holds, holds)}{reason}",
         )
 
-    def _work(self, seconds: float, event: Work) -> None:
+    def _work(self, seconds: float, event: RegionWork) -> None:
         report = event.report
         good = event.condition in {Condition.BLANK, Condition.PROGRAMMED, Condition.UNBLANKED}
         condition = self.painted(str(event.condition), "green" if good else "red")
@@ -289,7 +297,7 @@ class TextOutput(Lines):
             self.write(_INDENT + self.painted(line, colour))
 
 
-def asks(container: Container) -> list[str]:
+def asks(container: DemoContainer) -> list[str]:
     """What a container asks for, each a line."""
     return [f"{count} x {name}" for name, count in container.devices.items()] + [
         f"{name}={quote(value)[1:-1]}"

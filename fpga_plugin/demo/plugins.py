@@ -83,7 +83,7 @@ class DeviceList:
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class PluginConnection:
     """One registration's connection to a plugin."""
 
     resource: ResourceName
@@ -129,10 +129,10 @@ class PluginManager(RegistrationBase):
         self.lists: dict[ResourceName, DeviceList] = {}
         self.history: list[DeviceList] = []
         self.requests: list[RegisterRequest] = []
-        self.connections: dict[ResourceName, Connection] = {}
+        self.connections: dict[ResourceName, PluginConnection] = {}
         self._on_list = on_list
         self._server: ClosingServer | None = None
-        self._streams: dict[Connection, asyncio.Task[None]] = {}
+        self._streams: dict[PluginConnection, asyncio.Task[None]] = {}
         self._waiters: list[_Waiter] = []
 
     # ---------------------------------------------------------------- life
@@ -199,13 +199,13 @@ class PluginManager(RegistrationBase):
                         Status.UNKNOWN, f"failed to dial device plugin: {error}"
                     ) from error
                 raise
-        connection = Connection(resource, channel, stub, options)
+        connection = PluginConnection(resource, channel, stub, options)
         self.connections[resource] = connection
         task = asyncio.create_task(self._follow(connection), name=f"kubelet's {resource}")
         self._streams[connection] = task
         return Empty()
 
-    async def _follow(self, connection: Connection) -> None:
+    async def _follow(self, connection: PluginConnection) -> None:
         """Read a connection's lists until its stream ends."""
         try:
             async for message in connection.stub.list_and_watch(Empty()):
@@ -220,7 +220,7 @@ class PluginManager(RegistrationBase):
             last = self.lists[connection.resource]
             self._received(replace(last, healthy=frozenset(), at=time.perf_counter()))
 
-    def _current(self, connection: Connection) -> bool:
+    def _current(self, connection: PluginConnection) -> bool:
         return self.connections.get(connection.resource) is connection
 
     def _received(self, devices: DeviceList) -> None:
@@ -271,7 +271,7 @@ class PluginManager(RegistrationBase):
 
     # ---------------------------------------------------------------- calls
 
-    def connection(self, resource: ResourceName) -> Connection:
+    def connection(self, resource: ResourceName) -> PluginConnection:
         """The connection to the plugin that serves a resource.
 
         Raises:

@@ -13,7 +13,7 @@ def new_uid() -> PodUid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class DemoContainer:
     """One container.
 
     Attributes:
@@ -42,17 +42,17 @@ class DemoPod:
     """
 
     name: str
-    containers: tuple[Container, ...]
-    init_containers: tuple[Container, ...] = ()
+    containers: tuple[DemoContainer, ...]
+    init_containers: tuple[DemoContainer, ...] = ()
     namespace: str = "default"
     uid: PodUid = field(default_factory=new_uid)
 
     @property
-    def all_containers(self) -> tuple[Container, ...]:
+    def all_containers(self) -> tuple[DemoContainer, ...]:
         """In the order in which kubelet allocates and starts them."""
         return self.init_containers + self.containers
 
-    def container(self, name: str) -> Container:
+    def container(self, name: str) -> DemoContainer:
         """One of them by name.
 
         Raises:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.kubernetes.messages import core_v1, v1alpha1
 from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import SANDBOX_CONDITION
@@ -84,12 +84,12 @@ class PodsApi(v1alpha1.PodsBase):
             ),
         )
 
-    def _status(self, pod: DemoPod, container: Container) -> core_v1.ContainerStatus:
+    def _status(self, pod: DemoPod, container: DemoContainer) -> core_v1.ContainerStatus:
         state = self._states.get((pod.uid, container.name))
         return core_v1.ContainerStatus(name=container.name, state=state)
 
 
-def _container(container: Container) -> core_v1.Container:
+def _container(container: DemoContainer) -> core_v1.Container:
     return core_v1.Container(
         name=container.name,
         env=[core_v1.EnvVar(name=name, value=value) for name, value in container.env.items()],

@@ -14,7 +14,15 @@ from grpclib.const import Status
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.reports import Report
-from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
+from fpga_plugin.demo.events import (
+    Advertised,
+    Event,
+    Failure,
+    KubeletCall,
+    RegionShown,
+    RegionWork,
+    Warned,
+)
 from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ResourceName
@@ -38,9 +46,9 @@ class Recorder:
         self._sink: Sink | None = sink
         self._began = time.perf_counter()
         self._ledger: Ledger | None = None
-        self.regions: dict[RegionId, RegionState] = {}
+        self.regions: dict[RegionId, RegionShown] = {}
         self.lists: dict[ResourceName, Advertised] = {}
-        self.work: list[Work] = []
+        self.work: list[RegionWork] = []
         self.failure: Failure | None = None
         self.warnings: list[str] = []
 
@@ -76,14 +84,14 @@ class Recorder:
         seconds: float,
     ) -> None:
         """The daemon answered a call."""
-        self.emit(Call(method, resource, tuple(devices), status.name, message, seconds))
+        self.emit(KubeletCall(method, resource, tuple(devices), status.name, message, seconds))
 
     def reported(self, report: Report) -> None:
         """The daemon worked on a region."""
         assert self._ledger is not None, "regions are watched before anything is done to them"
         # The daemon goes on using its report.
         kept = replace(report, steps=list(report.steps))
-        work = Work(kept, self._ledger.record(report.region).condition)
+        work = RegionWork(kept, self._ledger.record(report.region).condition)
         self.work.append(work)
         self.emit(work)
 
@@ -112,7 +120,7 @@ class Recorder:
         for card in (ledger.cards[card] for card in cards if card in ledger.cards):
             for region in card.regions:
                 record = ledger.record(region.id)
-                state = RegionState(
+                state = RegionShown(
                     region.id,
                     ledger.ownership(region.id),
                     record.condition,

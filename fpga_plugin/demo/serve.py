@@ -17,9 +17,9 @@ from grpclib.exceptions import GRPCError
 
 from fpga_plugin.bitstreams.store import StoreEntry
 from fpga_plugin.demo.double import AdmissionError
-from fpga_plugin.demo.node import RESOURCE_PREFIX, Node
+from fpga_plugin.demo.node import RESOURCE_PREFIX, DemoNode
 from fpga_plugin.demo.plugins import NoEndpointError
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName
@@ -60,7 +60,7 @@ class ServeError(FpgaPluginError):
     """The page cannot be served."""
 
 
-async def url(node: Node) -> str:
+async def url(node: DemoNode) -> str:
     """Where the page is, once it is served.
 
     Raises:
@@ -78,13 +78,13 @@ async def url(node: Node) -> str:
     return f"http://{served[0]}/"
 
 
-def to_ask(node: Node) -> str:
+def to_ask(node: DemoNode) -> str:
     """What a shell needs before `fpga-plugin status` or `card list` for them to find this node."""
     return " ".join(f"{name}={shlex.quote(node.given[name])}" for name in _FINDS)
 
 
 async def pods_come_and_go(
-    node: Node, interface_id: InterfaceId, entries: Iterable[StoreEntry], tell: Tell
+    node: DemoNode, interface_id: InterfaceId, entries: Iterable[StoreEntry], tell: Tell
 ) -> None:
     """Until it is cancelled, or nobody reads any more.
 
@@ -134,7 +134,7 @@ def _pods(interface_id: InterfaceId, afus: list[AfuId]) -> Iterator[DemoPod]:
         yield DemoPod(
             name=f"{role}-{number}",
             namespace=_TEAMS[number % len(_TEAMS)],
-            containers=(Container(name="main", devices={resource: 1}, env=env),),
+            containers=(DemoContainer(name="main", devices={resource: 1}, env=env),),
         )
 
 
@@ -145,7 +145,7 @@ class _Traffic:
         read: somebody still reads what is told.
     """
 
-    def __init__(self, node: Node, tell: Tell) -> None:
+    def __init__(self, node: DemoNode, tell: Tell) -> None:
         self._node, self._told = node, tell
         self.read = True
         self._one_at_a_time = asyncio.Lock()

@@ -16,11 +16,11 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
 from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
-from fpga_plugin.demo.manifest import Manifest
-from fpga_plugin.demo.node import Node
+from fpga_plugin.demo.manifest import PodManifest
+from fpga_plugin.demo.node import DemoNode
 from fpga_plugin.demo.output import Output, ids, milliseconds, short
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
-from fpga_plugin.demo.pod import Container
+from fpga_plugin.demo.pod import DemoContainer
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.demo.words import Words, words
@@ -50,8 +50,8 @@ class _PodFailedError(Exception):
 class Story:
     """One pod on one node."""
 
-    manifest: Manifest
-    node: Node
+    manifest: PodManifest
+    node: DemoNode
     recorder: Recorder
     output: Output
     crash: bool = True
@@ -68,7 +68,7 @@ class Story:
         allocatable = {name: len(healthy) for name, (_, healthy) in before.items()}
         schedule(self.manifest.pod, allocatable, self._problems()[:3])
         self.output.detail = True
-        started: list[Container] = []
+        started: list[DemoContainer] = []
         try:
             await self._admit()
             await self._start(started)
@@ -131,7 +131,7 @@ class Story:
                     )
         self.output.text(["", *lines])
 
-    async def _start(self, started: list[Container]) -> None:
+    async def _start(self, started: list[DemoContainer]) -> None:
         pod = self.manifest.pod
         self.output.heading(
             "The containers start: before each, the plugin programs what it asks for",
@@ -149,7 +149,7 @@ class Story:
                 self._show_running(container, f"container {container.name} runs")
         self._show_regions()
 
-    async def _restart(self, started: list[Container]) -> None:
+    async def _restart(self, started: list[DemoContainer]) -> None:
         pod = self.manifest.pod
         running = [
             container
@@ -174,7 +174,7 @@ class Story:
             started.remove(container)  # its first instance is gone
         self._show_regions()
 
-    async def _end(self, started: Sequence[Container], title: str, what: str) -> None:
+    async def _end(self, started: Sequence[DemoContainer], title: str, what: str) -> None:
         kubelet, pod = self.node.kubelet, self.manifest.pod
         self.output.heading(
             f"{title}: its regions are scrubbed and given back", self._words.release
@@ -192,7 +192,9 @@ class Story:
 
     # ---------------------------------------------------------------- kubelet's moves
 
-    async def _start_container(self, container: Container, started: list[Container]) -> None:
+    async def _start_container(
+        self, container: DemoContainer, started: list[DemoContainer]
+    ) -> None:
         """PreStart until it succeeds; raises when it is refused."""
         for tries_left in reversed(range(TRIES)):
             # The fork has created the container by then: whatever the answer, it is removed later.
@@ -220,7 +222,7 @@ class Story:
             else:
                 return
 
-    async def _poststop(self, container: Container) -> None:
+    async def _poststop(self, container: DemoContainer) -> None:
         try:
             await self.node.kubelet.remove_container(self.manifest.pod, container.name)
         except (GRPCError, NoEndpointError) as error:
@@ -319,7 +321,7 @@ class Story:
     def _step(self, who: str, text: str, more: Iterable[str] = ()) -> None:
         self.output.step(self.recorder.seconds, who, text, more)
 
-    def _show_running(self, container: Container, text: str) -> None:
+    def _show_running(self, container: DemoContainer, text: str) -> None:
         """That it runs, and what it sees of its devices."""
         seen = [
             ids(device.container_path for device in held.response.devices)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from fpga_plugin.demo.node import Node
+from fpga_plugin.demo.node import DemoNode
 from fpga_plugin.host.atomic_file import replace_file
 
 FIRST: Final = 3.0
@@ -29,7 +29,7 @@ Tell = Callable[[str], bool]
 """Takes a line for people; returns whether anybody still reads."""
 
 
-async def trouble(node: Node, tell: Tell) -> None:
+async def trouble(node: DemoNode, tell: Tell) -> None:
     """Until it is cancelled, or nobody reads any more: one fault at a time, then a card is pulled.
 
     Args:
@@ -53,7 +53,7 @@ async def trouble(node: Node, tell: Tell) -> None:
 Play = tuple[str, str, Callable[[], None], Callable[[], None]]
 
 
-def _plays(node: Node) -> Iterator[Play]:
+def _plays(node: DemoNode) -> Iterator[Play]:
     """What happens, the file that makes it happen, and how it begins and ends."""
     regions = sorted(r.id for card in node.plugin.ledger.cards.values() for r in card.regions)
     cards = sorted(node.plugin.ledger.cards)

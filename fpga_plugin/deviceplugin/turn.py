@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fpga_plugin.allocation.requests.environment import ContainerRequests
-from fpga_plugin.kubernetes.pod import Phase, Pod, Run, State
+from fpga_plugin.kubernetes.pod import ContainerState, Phase, Pod, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def follows(pod: Pod, holders: Sequence[ContainerRequests], last: Start) -> str 
     return after[0] if after else None
 
 
-def _waits(state: State) -> str:
+def _waits(state: ContainerState) -> str:
     return state.message if state.phase is Phase.WAITING else ""
 
 

@@ -7,7 +7,7 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.environment import container_requests
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.allocation.requests.parse import FpgaRequest, Target, assign
+from fpga_plugin.allocation.requests.parse import FpgaRequest, RegionTarget, assign
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.claim import CALL_SECONDS, Allocated, ResourceClaim
 from fpga_plugin.dra.regionconfig import DeviceTarget, merged, within
@@ -112,9 +112,9 @@ class ClaimTargets:
                     )
         return {region: target for region, (_, target) in found.items()}
 
-    def _candidates(self, devices: list[Allocated]) -> list[Target]:
+    def _candidates(self, devices: list[Allocated]) -> list[RegionTarget]:
         return [
-            Target(
+            RegionTarget(
                 region=region.id,
                 device=one.device,
                 interface_id=self._ledger.cards[card_of(one.device)].interface_id,

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of, is_card
-from fpga_plugin.allocation.obstacles import FAILED, Kind
+from fpga_plugin.allocation.obstacles import FAILED, ObstacleKind
 from fpga_plugin.dra.attributes import Value, attributes
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card, Region
@@ -47,8 +47,8 @@ MAX_CONSUMED: Final = 2
 """Counter sets of which one device may take."""
 
 _WHOEVER_OWNS_IT: Final = FAILED | {
-    *(Kind.GONE, Kind.INCOMPLETE),
-    *(Kind.DRAINED, Kind.EXPOSED, Kind.POD),
+    *(ObstacleKind.GONE, ObstacleKind.INCOMPLETE),
+    *(ObstacleKind.DRAINED, ObstacleKind.EXPOSED, ObstacleKind.POD),
 }
 """What the scheduler is sent of a device that has an owner, too."""
 
@@ -250,7 +250,7 @@ class _CardView:
             key, _, value = one.kind.taint.partition("=")
             if not key or not (owner is None or one.kind in _WHOEVER_OWNS_IT):
                 continue
-            failed = stuck and one.kind is Kind.FAULTED
+            failed = stuck and one.kind is ObstacleKind.FAULTED
             effect = Effect.NO_EXECUTE if failed else Effect.NO_SCHEDULE
             found.setdefault((key, effect), Taint(key, value or _word(one.cause), effect))
         return tuple(sorted(found.values()))
@@ -263,7 +263,7 @@ def cannot_start(ledger: Ledger, device: DeviceId) -> bool:
         owner is not None
         and not owner.started
         and card_of(device) not in ledger.rebinding
-        and any(one.kind is Kind.FAULTED for one in ledger.obstacles.of(device))
+        and any(one.kind is ObstacleKind.FAULTED for one in ledger.obstacles.of(device))
     )
 
 

@@ -12,7 +12,7 @@ import structlog
 from fpga_plugin.allocation.journal.records import CLEAN
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.dra.claim import ClaimRef
@@ -109,6 +109,11 @@ class ClaimEnds:
         record = self._ledger.record(region)
         if record.condition in CLEAN or self._ledger.region_allocation(region) is not None:
             return False  # or it has a new owner by now, for whom it is scrubbed
-        lasting = {Kind.KEPT, Kind.FAULTED, Kind.FAILING, Kind.STRANGER}
+        lasting = {
+            ObstacleKind.KEPT,
+            ObstacleKind.FAULTED,
+            ObstacleKind.FAILING,
+            ObstacleKind.STRANGER,
+        }
         waits = any(one.kind in lasting for one in self._ledger.obstacles.of(region))
         return not waits and not record.reason.startswith(NO_BLANK)

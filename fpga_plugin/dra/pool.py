@@ -75,7 +75,7 @@ class ResourceSlice(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlicePlan:
     """The writes to do.
 
     Attributes:
@@ -132,7 +132,7 @@ class Pool:
         have: Mapping[str, ResourceSlice],
         *,
         accepted: Mapping[str, tuple[Spec, Spec]],
-    ) -> Plan:
+    ) -> SlicePlan:
         """Plan the writes, if any are needed.
 
         Args:
@@ -160,10 +160,10 @@ class Pool:
         )
         alone = all(have[name].generation < latest for name in obsolete)
         if sound and alone and len(changed) <= 1:
-            return Plan(latest, obsolete, tuple(changed))
+            return SlicePlan(latest, obsolete, tuple(changed))
         # Present slices first: the pool is not used until the last one is made.
         names = sorted(wanted, key=lambda name: (name not in have, name))
-        return Plan(latest + 1, obsolete, tuple(names))
+        return SlicePlan(latest + 1, obsolete, tuple(names))
 
     def manifest(
         self,

@@ -21,9 +21,9 @@ import structlog
 from fpga_plugin.dra.desired import Form, Slice
 from fpga_plugin.dra.pool import (
     COLLECTION,
-    Plan,
     Pool,
     ResourceSlice,
+    SlicePlan,
     Spec,
     has_counters,
     lost,
@@ -175,12 +175,12 @@ class SliceReconciler:
             while (differs := self._differs()) and not await self._write(server, *differs):
                 pass
 
-    def _differs(self) -> tuple[Plan, dict[str, Slice]] | None:
+    def _differs(self) -> tuple[SlicePlan, dict[str, Slice]] | None:
         wanted = self._pool.named(self._wanted(self.form))
         plan = self._pool.plan(wanted, self._mirror.items, accepted=self._accepted)
         return (plan, wanted) if plan else None
 
-    async def _write(self, server: Session, plan: Plan, wanted: Mapping[str, Slice]) -> bool:
+    async def _write(self, server: Session, plan: SlicePlan, wanted: Mapping[str, Slice]) -> bool:
         """Whether all was written; else the server understands less than was thought.
 
         Raises:

@@ -45,7 +45,7 @@ class KernelArgument:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ComputeKernel:
     """A kernel of an xclbin, as XRT's driver has to know it.
 
     Attributes:
@@ -107,7 +107,7 @@ class Xclbin:
     data: bytes | memoryview = field(repr=False)
     uuid: AfuId
     interface_id: InterfaceId
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ComputeKernel, ...]
     dataflow: bool
     slot_size: int
     banks: tuple[MemoryBank, ...]

@@ -188,7 +188,7 @@ class Readings:
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-class Verdict(enum.Enum):
+class AssumptionVerdict(enum.Enum):
     """Whether an assumption about a card holds."""
 
     HOLDS = "holds"
@@ -208,7 +208,7 @@ class Assumption:
     """
 
     says: str
-    verdict: Verdict
+    verdict: AssumptionVerdict
     seen: str
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class FollowedKind(Generic[T]):
     """What a file is.
 
     Attributes:
@@ -45,7 +45,7 @@ class Kind(Generic[T]):
     hint: str
 
 
-def read_file(path: str, kind: Kind[T], *, guarded: bool) -> tuple[T, Version]:
+def read_file(path: str, kind: FollowedKind[T], *, guarded: bool) -> tuple[T, Version]:
     """Read a file; JSON if its name ends so.
 
     Args:
@@ -55,7 +55,7 @@ def read_file(path: str, kind: Kind[T], *, guarded: bool) -> tuple[T, Version]:
             it decides what other pods get.
 
     Raises:
-        FpgaPluginError: it cannot be read, or is wrong (`Kind.error`).
+        FpgaPluginError: it cannot be read, or is wrong (`FollowedKind.error`).
     """
     try:
         with open_trusted(path, inside=None, guarded=guarded, limit=MAX_BYTES) as opened:
@@ -86,11 +86,12 @@ class FollowedFile(ABC, Generic[T]):
         problem: why the present file is not in force; empty: it is.
 
     Raises:
-        FpgaPluginError: it cannot be read or is wrong (`Kind.error`), and there is no `otherwise`.
+        FpgaPluginError: it cannot be read or is wrong (`FollowedKind.error`), and there is no
+            `otherwise`.
     """
 
     def __init__(
-        self, path: str, kind: Kind[T], *, guarded: bool, otherwise: T | None = None
+        self, path: str, kind: FollowedKind[T], *, guarded: bool, otherwise: T | None = None
     ) -> None:
         self.path = path
         self.problem = ""

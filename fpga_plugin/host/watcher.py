@@ -133,13 +133,13 @@ class Look:
 
 
 def hint_for(error: OSError) -> str:
-    """What the operator can do about an error that `Target.unwatched` reports."""
+    """What the operator can do about an error that `WatchTarget.unwatched` reports."""
     if error.errno in {errno.EMFILE, errno.ENOSPC}:
         return "raise fs.inotify.max_user_instances or fs.inotify.max_user_watches"
     return "check the directory's permissions and the file system that holds it"
 
 
-class Target(Protocol):
+class WatchTarget(Protocol):
     """What is watched, and who is told."""
 
     def look(self, look: Look) -> None:
@@ -167,7 +167,7 @@ class Watcher:
 
     def __init__(
         self,
-        target: Target,
+        target: WatchTarget,
         *,
         name: str,
         recheck: float = RECHECK_SECONDS,

@@ -96,7 +96,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ContainerState:
     """What kubelet says of a container.
 
     Attributes:
@@ -139,7 +139,7 @@ class Pod:
     service_account: str = ""
     init: tuple[Container, ...] = ()
     containers: tuple[Container, ...] = ()
-    states: Mapping[str, State] = field(default_factory=dict)
+    states: Mapping[str, ContainerState] = field(default_factory=dict)
     ended: bool = False
     sandbox: bool | None = None
     static: bool = False
@@ -149,9 +149,9 @@ class Pod:
         """With the namespace."""
         return PodName(self.namespace, self.name)
 
-    def state(self, container: str) -> State:
+    def state(self, container: str) -> ContainerState:
         """What kubelet says of a container; it waits where kubelet says nothing."""
-        return self.states.get(container, State())
+        return self.states.get(container, ContainerState())
 
 
 def parse_identity(namespace: str, name: str, uid: str) -> tuple[str, str, PodUid]:

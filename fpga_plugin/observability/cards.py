@@ -9,7 +9,7 @@ from typing import Final
 from fpga_plugin.allocation.exposure import memory_state
 from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold, RegionRecord
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.allocation.obstacles import FAILED, Kind, Obstacle, Stops
+from fpga_plugin.allocation.obstacles import FAILED, Obstacle, ObstacleKind, Stops
 from fpga_plugin.cards import functions
 from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
@@ -27,13 +27,15 @@ from fpga_plugin.observability.unusable import unusable
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.settings.settings import Advertise
 
-_ON_THE_CARD: Final = frozenset({Kind.GONE, Kind.FOREIGN, Kind.INCOMPLETE})
+_ON_THE_CARD: Final = frozenset({ObstacleKind.GONE, ObstacleKind.FOREIGN, ObstacleKind.INCOMPLETE})
 """What a card's note says for all its regions."""
 
-_PASSING: Final = frozenset({Kind.REBINDING, Kind.UNRECONCILED})
+_PASSING: Final = frozenset({ObstacleKind.REBINDING, ObstacleKind.UNRECONCILED})
 """The same, of what passes by itself."""
 
-_IN_OTHER_WORDS: Final = frozenset({Kind.EXPOSED, Kind.MEMORY, Kind.DRAINED})
+_IN_OTHER_WORDS: Final = frozenset(
+    {ObstacleKind.EXPOSED, ObstacleKind.MEMORY, ObstacleKind.DRAINED}
+)
 """What else a card's row says."""
 
 
@@ -144,7 +146,7 @@ class _Cards:
             notes.append("its memory is not cleared yet" + self._memory_waits_for(card_id))
         return "; ".join(notes)
 
-    def _obstacles(self, card_id: CardId, kinds: frozenset[Kind]) -> list[str]:
+    def _obstacles(self, card_id: CardId, kinds: frozenset[ObstacleKind]) -> list[str]:
         """Those of some kinds, in their words."""
         return [one.message for one in self._ledger.obstacles.of(card_id) if one.kind in kinds]
 
@@ -224,7 +226,7 @@ class _Cards:
             against is None
             or against.kind in _IN_OTHER_WORDS
             or against.message in f"{reason}; {of_card}"
-            or (against.kind is Kind.NOT_CLEAN and against in obstacles)
+            or (against.kind is ObstacleKind.NOT_CLEAN and against in obstacles)
         ):
             return reason
         return "; ".join(filter(None, (reason, against.message)))

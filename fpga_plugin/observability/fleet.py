@@ -81,7 +81,7 @@ class _Pods(msgspec.Struct):
     metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class NodeTrouble(msgspec.Struct, frozen=True):
     """As `TroubleView`."""
 
     refused: _Count
@@ -107,7 +107,7 @@ class Summary(msgspec.Struct, frozen=True):
     version: _Text
     ready: bool
     cards: list[_Card]
-    trouble: Trouble
+    trouble: NodeTrouble
     not_ready: list[_Text] = []
 
     @property
@@ -136,7 +136,7 @@ class FleetError(FpgaPluginError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PluginPod:
     """A plugin's pod.
 
     Attributes:
@@ -171,13 +171,13 @@ class NodeStatus:
         status: all of it, as the node says it.
     """
 
-    place: Place
+    place: PluginPod
     error: str = ""
     summary: Summary | None = None
     status: Any = None
 
 
-async def plugins(session: Session, namespace: str, selector: str) -> list[Place]:
+async def plugins(session: Session, namespace: str, selector: str) -> list[PluginPod]:
     """The plugins' pods, in order of their nodes.
 
     Args:
@@ -189,7 +189,7 @@ async def plugins(session: Session, namespace: str, selector: str) -> list[Place
         FleetError: they cannot be listed.
     """
     where = f"namespaces/{quoted(namespace, safe='')}/pods" if namespace else "pods"
-    found: list[Place] = []
+    found: list[PluginPod] = []
     more = ""
     try:
         for _ in range(MOST_PAGES):
@@ -214,10 +214,10 @@ async def plugins(session: Session, namespace: str, selector: str) -> list[Place
     raise FleetError("the API server's list of pods does not end")
 
 
-def _place(pod: _Pod) -> Place:
+def _place(pod: _Pod) -> PluginPod:
     ports = [port for container in pod.spec.containers for port in container.ports]
     http = [port.containerPort for port in ports if port.name == "http"]
-    return Place(
+    return PluginPod(
         pod.metadata.namespace,
         pod.metadata.name,
         pod.spec.nodeName,
@@ -227,13 +227,13 @@ def _place(pod: _Pod) -> Place:
 
 
 async def statuses(
-    session: Session, places: Sequence[Place], told: Callable[[int], None]
+    session: Session, places: Sequence[PluginPod], told: Callable[[int], None]
 ) -> list[NodeStatus]:
     """What each of them says, in their order; `told` gets how many have answered."""
     turn = asyncio.Semaphore(AT_ONCE)
     answered = 0
 
-    async def one(place: Place) -> NodeStatus:
+    async def one(place: PluginPod) -> NodeStatus:
         nonlocal answered
         async with turn:
             status = await _ask(session, place)
@@ -244,7 +244,7 @@ async def statuses(
     return list(await asyncio.gather(*map(one, places)))
 
 
-async def _ask(session: Session, place: Place) -> NodeStatus:
+async def _ask(session: Session, place: PluginPod) -> NodeStatus:
     if place.phase != "Running":
         return NodeStatus(place, f"the pod does not run: it is {quote(place.phase or 'unknown')}")
     try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from fpga_plugin.allocation.journal.history import Entry, Kind, latest
+from fpga_plugin.allocation.journal.history import Entry, HistoryKind, latest
 from fpga_plugin.allocation.journal.journal import JOURNAL_FILE
 from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.observability.catalogue import Catalogue
@@ -65,7 +65,11 @@ class HistoryReader:
             self._used_at = time.monotonic()
             used: dict[str, float] = {}
             for entry in await self._entries(None):
-                if entry.kind is Kind.PROGRAMMED and entry.event.afu_id and not entry.event.words:
+                if (
+                    entry.kind is HistoryKind.PROGRAMMED
+                    and entry.event.afu_id
+                    and not entry.event.words
+                ):
                     used.setdefault(entry.event.afu_id, entry.event.at)
             self._used = used
         return self._used

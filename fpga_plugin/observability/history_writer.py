@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from fpga_plugin.allocation.journal.history import WORDS, Entry, Event, Kind
+from fpga_plugin.allocation.journal.history import WORDS, Entry, HistoryEvent, HistoryKind
 from fpga_plugin.allocation.journal.journal import Journal
 from fpga_plugin.allocation.journal.records import Allocation
 from fpga_plugin.allocation.ledger import Ledger
@@ -59,7 +59,7 @@ class HistoryWriter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger, self._named, self._journal, self._clock = ledger, named, journal, clock
-        self._waiting: deque[tuple[RegionId, Kind, Event, Allocation | None]] = deque(
+        self._waiting: deque[tuple[RegionId, HistoryKind, HistoryEvent, Allocation | None]] = deque(
             maxlen=MOST_WAITING
         )
         self._something = asyncio.Event()
@@ -77,9 +77,13 @@ class HistoryWriter:
         ledger.subscribe(self._changed)
 
     def _note(
-        self, region: RegionId, kind: Kind, event: Event, allocation: Allocation | None = None
+        self,
+        region: RegionId,
+        kind: HistoryKind,
+        event: HistoryEvent,
+        allocation: Allocation | None = None,
     ) -> None:
-        if kind is not Kind.REFUSED:
+        if kind is not HistoryKind.REFUSED:
             self._refused.pop(region, None)
         self._waiting.append((region, kind, event, allocation))
         self._something.set()
@@ -105,13 +109,15 @@ class HistoryWriter:
             if old is not None and not same:
                 held = max(now - old.since, 0.0) if old.since else None
                 pod, name = _owner(old.pod, had.get(device))
-                event = Event(at=now, seconds=held, pod=pod, claim=name)
+                event = HistoryEvent(at=now, seconds=held, pod=pod, claim=name)
                 for region in old.grants:
-                    self._note(region, Kind.RELEASED, event)
+                    self._note(region, HistoryKind.RELEASED, event)
             if new is not None and not same:
                 pod, name = _owner(None, claims.get(device))
                 for region in new.grants:
-                    self._note(region, Kind.CLAIMED, Event(at=now, pod=pod, claim=name), new)
+                    self._note(
+                        region, HistoryKind.CLAIMED, HistoryEvent(at=now, pod=pod, claim=name), new
+                    )
         if present:
             self._allocations[card] = present
             self._owners[card] = claims
@@ -125,8 +131,8 @@ class HistoryWriter:
         kept = [one for one in self._ledger.debug_holds_on(card) if one.until]
         for one in kept:
             if one.region not in self._kept:
-                event = Event(at=now, pod=one.pod, words=one.failure[:WORDS])
-                self._note(one.region, Kind.KEPT, event)
+                event = HistoryEvent(at=now, pod=one.pod, words=one.failure[:WORDS])
+                self._note(one.region, HistoryKind.KEPT, event)
         self._kept = {region for region in self._kept if card_of(region) != card}
         self._kept |= {one.region for one in kept}
 
@@ -141,8 +147,8 @@ class HistoryWriter:
             _, claim = _owner(former, self._ended(report.region))
             self._note(
                 report.region,
-                Kind.SCRUBBED,
-                Event(
+                HistoryKind.SCRUBBED,
+                HistoryEvent(
                     at=now,
                     seconds=sum(cleaned),
                     pod=former,
@@ -158,8 +164,8 @@ class HistoryWriter:
             pod, claim = _owner(report.pod, None if owner is None else Use(owner, users))
             self._note(
                 report.region,
-                Kind.PROGRAMMED,
-                Event(
+                HistoryKind.PROGRAMMED,
+                HistoryEvent(
                     at=now,
                     seconds=sum(programmed),
                     pod=pod,
@@ -192,8 +198,10 @@ class HistoryWriter:
                 if named.isdisjoint({card.id, region}) or self._refused.get(region) == key:
                     continue
                 self._refused[region] = key
-                event = Event(at=self._clock(), pod=pod, words=message[:WORDS], claim=claim[:512])
-                self._note(region, Kind.REFUSED, event)
+                event = HistoryEvent(
+                    at=self._clock(), pod=pod, words=message[:WORDS], claim=claim[:512]
+                )
+                self._note(region, HistoryKind.REFUSED, event)
 
     async def run(self) -> None:
         """Write, for as long as the plugin serves."""
@@ -218,7 +226,11 @@ class HistoryWriter:
             log.warning("history not written", events=len(batch), error=error.message)
 
     def _entry(
-        self, region: RegionId, kind: Kind, event: Event, allocation: Allocation | None
+        self,
+        region: RegionId,
+        kind: HistoryKind,
+        event: HistoryEvent,
+        allocation: Allocation | None,
     ) -> Entry:
         pod = event.pod
         if allocation is not None:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from fpga_plugin import __version__
 from fpga_plugin.allocation.exposure import NEVER_CLEARED
-from fpga_plugin.allocation.journal.records import Condition, Mode, Ownership
+from fpga_plugin.allocation.journal.records import CardMode, Condition, Ownership
 from fpga_plugin.hardware.model import Readings
 from fpga_plugin.host.instruments import Histogram, Labels
 from fpga_plugin.ids import CardId
@@ -261,7 +261,7 @@ def _cards(plugin: Plugin, cards: Sequence[CardView]) -> Iterator[Metric]:
         "cards",
         "Cards by how they are used.",
         ["mode"],
-        [((mode.value,), modes[mode.value]) for mode in Mode],
+        [((mode.value,), modes[mode.value]) for mode in CardMode],
     )
     yield _one(
         "cards_skipped",

@@ -87,7 +87,7 @@ class NodeCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeFacts:
     """Everything.
 
     Attributes:
@@ -105,7 +105,7 @@ class Node:
     checkpoint_error: str
 
 
-def look(settings: Settings) -> Node:
+def look(settings: Settings) -> NodeFacts:
     """Look at the node; blocks while it reads.
 
     Raises:
@@ -128,7 +128,7 @@ def look(settings: Settings) -> Node:
     called = _interfaces(settings)
     no_blank = _no_blank(settings, {card.interface_id: card.takes for card in blanked})
     exposed = exposure(settings)
-    return Node(
+    return NodeFacts(
         cards=tuple(
             NodeCard(
                 card=card,

@@ -9,7 +9,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ShownState:
     """A state that somebody may look up.
 
     Attributes:
@@ -31,7 +31,7 @@ class State:
 
 
 STATES: Final = tuple(
-    State(*each)
+    ShownState(*each)
     for each in (
         ("blank", "scrubbed and verified", "", "the-states"),
         ("programmed", "as its owner asked, or as an operator did by hand", "", "the-states"),

@@ -9,7 +9,7 @@ from enum import Enum
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.obstacles import FAILED, Kind
+from fpga_plugin.allocation.obstacles import FAILED, ObstacleKind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.settings.settings import ScrubPolicy
@@ -47,6 +47,6 @@ def _has_another_state(ledger: Ledger, card: Card, region: Region) -> bool:
     return (
         ledger.region_allocation(region.id) is not None
         or card.id in ledger.drained
-        or any(one.kind in FAILED | {Kind.KEPT} for one in ledger.obstacles.of(region.id))
+        or any(one.kind in FAILED | {ObstacleKind.KEPT} for one in ledger.obstacles.of(region.id))
         or bool(ledger.obstacles.exposure.refusal(card, whole=True))
     )

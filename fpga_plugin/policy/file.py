@@ -3,14 +3,14 @@
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.host.followed import FollowedFile, Kind, read_file
+from fpga_plugin.host.followed import FollowedFile, FollowedKind, read_file
 from fpga_plugin.host.watcher import hint_for
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
 
 log = structlog.get_logger()
 
-POLICY_FILE = Kind(
+POLICY_FILE = FollowedKind(
     name="policy file",
     setting="FPGA_PLUGIN_POLICY_FILE",
     parse=lambda raw, as_json: parse_policy(raw, as_json=as_json),

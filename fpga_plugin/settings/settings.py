@@ -31,10 +31,10 @@ from fpga_plugin.settings.values import (
     HttpAddress,
     LogFormat,
     LogLevel,
-    Mode,
     RecoveryPolicy,
     SandboxMode,
     ScrubPolicy,
+    ServedApi,
     SimulatedGroup,
     SimulatedKind,
     SlotFunctions,
@@ -71,10 +71,10 @@ __all__ = [
     "HttpAddress",
     "LogFormat",
     "LogLevel",
-    "Mode",
     "RecoveryPolicy",
     "SandboxMode",
     "ScrubPolicy",
+    "ServedApi",
     "Setting",
     "Settings",
     "SimulatedGroup",
@@ -178,11 +178,11 @@ class Settings:
     The attributes mean what the table says of their variables. None: switched off, or not known.
     """
 
-    mode: Mode = _setting(
+    mode: ServedApi = _setting(
         "FPGA_PLUGIN_MODE",
         "device-plugin",
-        choice(Mode),
-        allowed_words(Mode),
+        choice(ServedApi),
+        allowed_words(ServedApi),
         "Which API gives pods devices: the device plugin API, or Dynamic Resource Allocation"
         " (docs/dra.md). A node serves one of them. Pods keep what they have by the other until"
         " they end.",

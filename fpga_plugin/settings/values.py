@@ -92,7 +92,7 @@ class Exposure(Enum):
     REFUSE = "refuse"
 
 
-class Mode(Enum):
+class ServedApi(Enum):
     """By which of kubelet's APIs pods get devices."""
 
     DEVICE_PLUGIN = "device-plugin"

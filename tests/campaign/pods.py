@@ -39,8 +39,8 @@ from node import BLANKS, LIMIT, Node, Side, regions_of
 from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
-from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginConnection
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.kubernetes.kubelet.podsapi import SOURCE_ANNOTATION
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -136,7 +136,7 @@ class Kubelet(KubeletDouble):
         async with self._alone():
             await super().free_inactive()
 
-    def connection(self, resource: ResourceName) -> Connection:
+    def connection(self, resource: ResourceName) -> PluginConnection:
         found = super().connection(resource)
         protocol = found.channel._protocol
         if protocol is not None and not hasattr(protocol.connection, "_transport"):
@@ -166,11 +166,11 @@ def make_pod(rng: random.Random, number: int, prefix: str) -> DemoPod:
 
     def fpga(
         name: str, env: Mapping[str, str], *, restartable: bool = False, **counts: int
-    ) -> Container:
+    ) -> DemoContainer:
         devices = {
             under(KINDS[kind], prefix): count for kind, count in (counts or {"regions": 1}).items()
         }
-        return Container(name=name, devices=devices, env=env, restartable=restartable)
+        return DemoContainer(name=name, devices=devices, env=env, restartable=restartable)
 
     both = dict(request(AFU)) | dict(request(AFU_3, interface=OTHER_ID, n="9"))
     other = dict(request(AFU_3, interface=OTHER_ID))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from doubles.xclbins import ALVEO, VADD, xclbin
-from fpga_plugin.hardware.image import Kernel, KernelArgument, MemoryBank, Xclbin
+from fpga_plugin.hardware.image import ComputeKernel, KernelArgument, MemoryBank, Xclbin
 from fpga_plugin.hardware.kernel import Handle
 from fpga_plugin.hardware.model import Card, CardProblem, Region
 from fpga_plugin.hardware.simulated.alveo.board import AlveoBoard
@@ -18,7 +18,9 @@ from fpga_plugin.settings.values import parse_simulated_cards
 OTHER = AfuId("b7c1e2d34b5f46889a0b1c2d3e4f5061")
 CARD, CARD_2 = CardId("0000-10-00.0"), CardId("0000-11-00.0")
 BANK = MemoryBank("HBM[0]", "HBM", used=True, on_card=True, base=1 << 20, size=1 << 20)
-KERNEL = Kernel("vadd", 0x1000, software_reset=True, arguments=(KernelArgument("in", 0x10, 8),))
+KERNEL = ComputeKernel(
+    "vadd", 0x1000, software_reset=True, arguments=(KernelArgument("in", 0x10, 8),)
+)
 
 
 def image(uuid: AfuId = VADD, *, banks: tuple[MemoryBank, ...] = (BANK,)) -> Xclbin:

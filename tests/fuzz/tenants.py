@@ -13,7 +13,7 @@ from fpga_plugin.allocation.requests.parse import (
     check_limits,
     parse_requests,
 )
-from fpga_plugin.allocation.requests.parse import Target as Region
+from fpga_plugin.allocation.requests.parse import RegionTarget as Region
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.hardware.backend import ClockLimits
 from fpga_plugin.ids import ours

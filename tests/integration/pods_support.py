@@ -10,7 +10,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import core_v1, v1, v1alpha1
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
@@ -326,5 +326,5 @@ async def logged(node: Node, event: str, since: int = 0, **values: str) -> None:
     await asyncio.to_thread(node.plugin.until_logged, event, since, **values)
 
 
-def fpga(name: str, env: Mapping[str, str]) -> Container:
-    return Container(name=name, devices={REGION: 1}, env=env)
+def fpga(name: str, env: Mapping[str, str]) -> DemoContainer:
+    return DemoContainer(name=name, devices={REGION: 1}, env=env)

@@ -32,7 +32,7 @@ from daemon_support import (
 from pods_support import PodsServer, as_kubelet_has_it, logged, on_stock_kubelet
 
 from fpga_plugin.demo.double import KubeletDouble
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -134,7 +134,7 @@ def test_a_pod_of_the_intel_plugin_lives_on_a_stock_kubelet() -> None:
     resource = ResourceName(INTEL_AF)
 
     async def story(node: Node, double: KubeletDouble, server: PodsServer) -> None:
-        container = Container(name="test-container", devices={resource: 1}, env={})
+        container = DemoContainer(name="test-container", devices={resource: 1}, env={})
         pod = DemoPod(name="test-fpga-preprogrammed", containers=(container,))
         server.pods[pod.uid] = as_kubelet_has_it(pod)
         await double.admit(pod)

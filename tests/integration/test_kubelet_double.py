@@ -23,7 +23,7 @@ from fpga_plugin.demo.double import (
     rpc_error,
 )
 from fpga_plugin.demo.plugins import NoEndpointError
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.errors import NotFinishedError, RefusedError
 from fpga_plugin.ids import ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import read_checkpoint, read_stamp
@@ -42,8 +42,8 @@ def pod(*containers, init=(), **how) -> DemoPod:
     return DemoPod(name="a", containers=containers, init_containers=init, **how)
 
 
-def container(name="app", count=1, resource=REGIONS, **how) -> Container:
-    return Container(name=name, devices={resource: count}, env=ENV, **how)
+def container(name="app", count=1, resource=REGIONS, **how) -> DemoContainer:
+    return DemoContainer(name=name, devices={resource: count}, env=ENV, **how)
 
 
 APP = container()

@@ -30,7 +30,7 @@ from daemon_support import (
 )
 
 from fpga_plugin.demo.double import EXTENDED, FORK, KubeletDouble
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.kubernetes.names import ResourceName
 
 
@@ -304,8 +304,8 @@ def a_pod(**how: object) -> DemoPod:
     devices = {REGIONS_NAME: 1}
     return DemoPod(
         name="p",
-        init_containers=(Container(name="init", devices=devices, env=request(AFU)),),
-        containers=(Container(name="app", devices=devices, env=request(AFU_2)),),
+        init_containers=(DemoContainer(name="init", devices=devices, env=request(AFU)),),
+        containers=(DemoContainer(name="app", devices=devices, env=request(AFU_2)),),
         **how,  # type: ignore[arg-type]
     )
 

@@ -40,7 +40,7 @@ from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import NoEndpointError
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.kubernetes.names import ResourceName
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
@@ -80,10 +80,10 @@ class Tenant:
 
 def fpga(
     name: str, env: Mapping[str, str], *, restartable: bool = False, **counts: int
-) -> Container:
+) -> DemoContainer:
     named = {"regions": REGION, "cards": CARD, "others": OTHER}
     devices = {named[kind]: count for kind, count in (counts or {"regions": 1}).items()}
-    return Container(name=name, devices=devices, env=env, restartable=restartable)
+    return DemoContainer(name=name, devices=devices, env=env, restartable=restartable)
 
 
 def make_pod(rng: random.Random, number: int) -> DemoPod:
@@ -93,10 +93,10 @@ def make_pod(rng: random.Random, number: int) -> DemoPod:
         afu = rng.choice([AFU, AFU_2, AFU_3, ""])
         return request(afu, n=n) if afu else {"PATH": "/bin"}
 
-    def init(name: str) -> Container:
+    def init(name: str) -> DemoContainer:
         return fpga(name, asks())
 
-    kinds: list[Callable[[], tuple[tuple[Container, ...], tuple[Container, ...]]]] = [
+    kinds: list[Callable[[], tuple[tuple[DemoContainer, ...], tuple[DemoContainer, ...]]]] = [
         lambda: ((), (fpga("app", asks()),)),
         lambda: ((), (fpga("one", asks()), fpga("two", asks()))),
         lambda: ((init("first"),), (fpga("app", asks()),)),
@@ -118,7 +118,7 @@ def make_pod(rng: random.Random, number: int) -> DemoPod:
         ),
     ]
 
-    def init_card(name: str) -> Container:
+    def init_card(name: str) -> DemoContainer:
         return fpga(name, asks(), cards=1)
 
     before, apps = rng.choice(kinds)()

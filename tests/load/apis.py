@@ -28,7 +28,7 @@ from grpclib.exceptions import GRPCError
 from pods_support import PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.hardware.simulated.slots import card_at
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -186,7 +186,7 @@ class DevicePluginNode(Node):
     async def pod(self, number: int, seconds: float) -> None:
         env = self.rng.choice([request(AFU), request(AFU_2), request(AFU_3), {"PATH": "/bin"}])
         devices = {CARD: 1} if number % 16 == 0 else {REGION: self.rng.choice([1, 1, 1, 2])}
-        app = Container(name="app", devices=devices, env=env)
+        app = DemoContainer(name="app", devices=devices, env=env)
         pod = DemoPod(name=f"pod-{number}", containers=(app,))
         self.pods.pods[pod.uid] = known = as_kubelet_has_it(pod)
         try:

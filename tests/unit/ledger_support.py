@@ -20,7 +20,7 @@ from fpga_plugin.allocation.journal.records import (
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.names import card_of, is_card, resource_names
-from fpga_plugin.allocation.obstacles import FAILED, Kind
+from fpga_plugin.allocation.obstacles import FAILED, ObstacleKind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
@@ -163,7 +163,7 @@ def make_lists(
 
 def trouble(ledger: Ledger, region: RegionId) -> str:
     """Why a region is given to nobody, whatever is on it; empty if nothing is wrong."""
-    why = FAILED | {Kind.KEPT}
+    why = FAILED | {ObstacleKind.KEPT}
     return next((one.cause for one in ledger.obstacles.of(region) if one.kind in why), "")
 
 

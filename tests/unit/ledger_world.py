@@ -56,7 +56,7 @@ from fpga_plugin.kubernetes.cgroup import Cgroup, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint as KubeletsCheckpoint
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
-from fpga_plugin.plugin import Node, open_ledger
+from fpga_plugin.plugin import NodeParts, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.policy.file import PolicyFile
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
@@ -606,7 +606,7 @@ class Plugin:
             kubelet_dir="/nowhere",
             **api,
         )
-        node = Node(
+        node = NodeParts(
             backend=rack,  # type: ignore[arg-type]
             store=images,  # type: ignore[arg-type]
             pods=Checkpoint(pods),

@@ -13,7 +13,7 @@ from fpga_plugin.allocation.journal.records import (
     TenancyKey,
 )
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.obstacles import Kind
+from fpga_plugin.allocation.obstacles import ObstacleKind
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid
@@ -42,21 +42,21 @@ def resource_claim(ledger: Ledger) -> None:
     ledger.commit(Change(claim_owners={owner.uid: owner}))
 
 
-REASONS: Final[dict[Kind, Callable[[Ledger], object]]] = {
-    Kind.GONE: lambda one: one.hardware.card_gone(CARD.id),
-    Kind.KEPT: lambda one: one.commit(debug(9.0)),
-    Kind.UNDECIDED: lambda one: one.commit(debug(0.0)),
-    Kind.FAULTED: lambda one: one.work.faulted(R0, "a PR failed"),
-    Kind.FAILING: lambda one: fail(one, FaultKind.TRANSIENT),
-    Kind.HUNG: lambda one: fail(one, FaultKind.CURABLE),
-    Kind.STRANGER: lambda one: one.commit(tenancy(R1, *CARD.regions[0].grant.nodes)),
-    Kind.TENANCY: lambda one: one.commit(tenancy(R0, "/dev/another")),
-    Kind.RESOURCE_CLAIM: resource_claim,
-    Kind.FOREIGN: lambda one: one.hardware.set_foreign({CARD.id: "x"}),
-    Kind.REBINDING: lambda one: one.hardware.set_rebinding(CARD.id, rebinding=True),
-    Kind.UNRECONCILED: lambda one: one.keep_back([CARD.id]),
-    Kind.DRAINED: lambda one: one.hardware.set_drained(CARD.id, drained=True),
-    Kind.MODE: lambda one: one.device_plugin.allocate(WHOLE, [BOARD]),
-    Kind.OWNED: lambda one: one.device_plugin.allocate(REGIONS, [D0]),
-    Kind.NOT_CLEAN: lambda one: one.work.dirty([R0], "so"),
+REASONS: Final[dict[ObstacleKind, Callable[[Ledger], object]]] = {
+    ObstacleKind.GONE: lambda one: one.hardware.card_gone(CARD.id),
+    ObstacleKind.KEPT: lambda one: one.commit(debug(9.0)),
+    ObstacleKind.UNDECIDED: lambda one: one.commit(debug(0.0)),
+    ObstacleKind.FAULTED: lambda one: one.work.faulted(R0, "a PR failed"),
+    ObstacleKind.FAILING: lambda one: fail(one, FaultKind.TRANSIENT),
+    ObstacleKind.HUNG: lambda one: fail(one, FaultKind.CURABLE),
+    ObstacleKind.STRANGER: lambda one: one.commit(tenancy(R1, *CARD.regions[0].grant.nodes)),
+    ObstacleKind.TENANCY: lambda one: one.commit(tenancy(R0, "/dev/another")),
+    ObstacleKind.RESOURCE_CLAIM: resource_claim,
+    ObstacleKind.FOREIGN: lambda one: one.hardware.set_foreign({CARD.id: "x"}),
+    ObstacleKind.REBINDING: lambda one: one.hardware.set_rebinding(CARD.id, rebinding=True),
+    ObstacleKind.UNRECONCILED: lambda one: one.keep_back([CARD.id]),
+    ObstacleKind.DRAINED: lambda one: one.hardware.set_drained(CARD.id, drained=True),
+    ObstacleKind.MODE: lambda one: one.device_plugin.allocate(WHOLE, [BOARD]),
+    ObstacleKind.OWNED: lambda one: one.device_plugin.allocate(REGIONS, [D0]),
+    ObstacleKind.NOT_CLEAN: lambda one: one.work.dirty([R0], "so"),
 }

@@ -42,7 +42,7 @@ Words: TypeAlias = Annotated[str, msgspec.Meta(max_length=WORDS)]
 Parameter: TypeAlias = str | int
 
 
-class Kind(enum.StrEnum):
+class HistoryKind(enum.StrEnum):
     """What happened."""
 
     CLAIMED = "claimed"
@@ -57,7 +57,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class HistoryEvent:
     """One event of a region.
 
     Attributes:
@@ -84,12 +84,12 @@ class Entry:
     """An event, of a region."""
 
     region: RegionId
-    kind: Kind
-    event: Event
+    kind: HistoryKind
+    event: HistoryEvent
 
 
 # Made at import: see kubernetes/kubelet/checkpoint.py.
-_EVENT: Final = msgspec.json.Decoder(Event)
+_EVENT: Final = msgspec.json.Decoder(HistoryEvent)
 _ENCODER: Final = msgspec.json.Encoder()
 
 Statement: TypeAlias = tuple[str, list[Mapping[str, Parameter]]]
@@ -151,6 +151,6 @@ def latest(path: str) -> Iterator[Entry]:
         ):
             try:
                 device = parse_device_id(region.decode())
-                yield Entry(RegionId(device), Kind(kind.decode()), _EVENT.decode(value))
+                yield Entry(RegionId(device), HistoryKind(kind.decode()), _EVENT.decode(value))
             except (ValueError, AttributeError, TypeError, RecursionError):
                 continue  # nobody's decision depends on it

@@ -61,7 +61,7 @@ CLEAN = frozenset({Condition.BLANK, Condition.UNBLANKED})
 """Scrubbed since the last owner; UNBLANKED only ever arises under best-effort scrubbing."""
 
 
-class Mode(enum.StrEnum):
+class CardMode(enum.StrEnum):
     """How a card is used; derived from its allocations, never stored."""
 
     FREE = "free"

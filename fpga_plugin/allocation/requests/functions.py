@@ -6,7 +6,7 @@ plugin's pods of such resources have none, since its webhook takes the variables
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fpga_plugin.allocation.requests.parse import FpgaRequest, Target
+from fpga_plugin.allocation.requests.parse import FpgaRequest, RegionTarget
 from fpga_plugin.errors import InvalidRequestError, RefusedError
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, RegionId, known_resource
 from fpga_plugin.kubernetes.names import ResourceName
@@ -14,7 +14,7 @@ from fpga_plugin.kubernetes.names import ResourceName
 
 def assign_functions(
     requests: Sequence[FpgaRequest],
-    targets: Sequence[Target],
+    targets: Sequence[RegionTarget],
     interface_id: InterfaceId,
     afu_id: AfuId,
     resources: Collection[ResourceName],

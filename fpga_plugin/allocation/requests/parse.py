@@ -101,7 +101,7 @@ class FpgaRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RegionTarget:
     """A region of the present call.
 
     Attributes:
@@ -159,7 +159,7 @@ def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
 
 
 def assign(
-    requests: Sequence[FpgaRequest], targets: Sequence[Target]
+    requests: Sequence[FpgaRequest], targets: Sequence[RegionTarget]
 ) -> Mapping[RegionId, FpgaRequest | None]:
     """Which request each region of a call gets; None: it is handed over blank.
 
@@ -358,7 +358,7 @@ def _shown(variable: str) -> str:
     return variable if len(variable) <= MAX_QUOTED else f"{variable[:MAX_QUOTED]}..."
 
 
-def _ids(sources: Iterable[FpgaRequest | Target], most: int = 3) -> str:
+def _ids(sources: Iterable[FpgaRequest | RegionTarget], most: int = 3) -> str:
     """The distinct interface ids of requests or targets, as many as a message has room for."""
     ids = list(dict.fromkeys(source.interface_id for source in sources))
     return ", ".join(ids[:most]) + (", ..." if len(ids) > most else "") if ids else "none"

@@ -16,11 +16,11 @@ from functools import cached_property
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.dfl import defs, discovery
-from fpga_plugin.hardware.dfl.on_trust import Kind, on_trust
+from fpga_plugin.hardware.dfl.on_trust import CardKind, on_trust
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.dfl.userclock import userclk_features
 from fpga_plugin.hardware.kernel import Kernel
-from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
+from fpga_plugin.hardware.model import Assumption, AssumptionVerdict, Iommu
 from fpga_plugin.hardware.sysfs import children, driver_of, number, optional
 from fpga_plugin.hardware.vfio.binding import DRIVER as VFIO_DRIVER
 from fpga_plugin.hardware.vfio.function import PCI, Function
@@ -79,31 +79,33 @@ class _Look:
             except OSError as error:
                 where = f" ({error.filename})" if error.filename else ""
                 yield Assumption(
-                    "sysfs can be read", Verdict.FAILS, f"{error.strerror or 'error'}{where}"
+                    "sysfs can be read",
+                    AssumptionVerdict.FAILS,
+                    f"{error.strerror or 'error'}{where}",
                 )
             except HardwareError as error:
-                yield Assumption("sysfs makes sense", Verdict.FAILS, error.message)
+                yield Assumption("sysfs makes sense", AssumptionVerdict.FAILS, error.message)
         yield from on_trust(self._kind(), ports=self._number_of_ports())
 
     def _what_it_is(self) -> Iterator[Assumption]:
         kind = self._kind()
-        verdict = Verdict.UNKNOWN if kind is Kind.UNKNOWN else Verdict.HOLDS
+        verdict = AssumptionVerdict.UNKNOWN if kind is CardKind.UNKNOWN else AssumptionVerdict.HOLDS
         yield Assumption("it is of a kind that is known", verdict, kind.value)
 
-    def _kind(self) -> Kind:
+    def _kind(self) -> CardKind:
         """How its accelerators are reached and loaded, as far as sysfs reports."""
         try:
             fmes = self._fmes
             if not fmes or not self._all_ports:
-                return Kind.UNKNOWN
+                return CardKind.UNKNOWN
             slot = self._has_slot()
             if not any(children(self._kernel, fmes[0], r"dfl-fme-mgr\.[0-9]{1,9}")):
-                return Kind.FLAT if slot else Kind.UNKNOWN
+                return CardKind.FLAT if slot else CardKind.UNKNOWN
             if self._fixed():
-                return Kind.FIXED
+                return CardKind.FIXED
         except (OSError, HardwareError):
-            return Kind.UNKNOWN  # the part that reads it says why
-        return Kind.SLOT if slot else Kind.PORTS
+            return CardKind.UNKNOWN  # the part that reads it says why
+        return CardKind.SLOT if slot else CardKind.PORTS
 
     def _number_of_ports(self) -> int:
         """What the FME says; 1 where it says nothing that is a number."""
@@ -132,7 +134,7 @@ class _Look:
         known = self._kernel.exists(self._function)
         yield Assumption(
             "it is a PCI function that the kernel knows",
-            Verdict.HOLDS if known else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if known else AssumptionVerdict.FAILS,
             seen,
         )
 
@@ -140,7 +142,7 @@ class _Look:
         driver = self._driver_of(self._function)
         yield Assumption(
             "dfl-pci has it",
-            Verdict.HOLDS if driver == "dfl-pci" else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if driver == "dfl-pci" else AssumptionVerdict.FAILS,
             f"its driver is {quote(driver)}" if driver else "it has no driver",
         )
 
@@ -159,14 +161,14 @@ class _Look:
             there = self._kernel.exists(VFIO_DRIVER)
             yield Assumption(
                 "vfio-pci is there to have these functions",
-                Verdict.HOLDS if there else Verdict.FAILS,
+                AssumptionVerdict.HOLDS if there else AssumptionVerdict.FAILS,
                 f"{VFIO_DRIVER} is {'' if there else 'not '}there"
                 f"{'' if there else ': modprobe vfio-pci'}",
             )
         else:
             yield Assumption(
                 "nobody but dfl-pci has its virtual functions",
-                Verdict.FAILS if foreign else Verdict.HOLDS,
+                AssumptionVerdict.FAILS if foreign else AssumptionVerdict.HOLDS,
                 f"{numbers}{drivers}",
             )
 
@@ -185,7 +187,7 @@ class _Look:
         )
         yield Assumption(
             "an IOMMU keeps its DMA from the host's memory, and from other devices",
-            Verdict.HOLDS if mode is Iommu.TRANSLATE else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if mode is Iommu.TRANSLATE else AssumptionVerdict.FAILS,
             f"IOMMU: {mode.value}; the group's type"
             f" {self._text(f'{self._function}/iommu_group/type')}, others in its groups:"
             f" {', '.join([*strangers][:_ALLOWED_FUNCTIONS]) or 'none'}",
@@ -199,18 +201,21 @@ class _Look:
         and not read.
         """
         path = f"{self._function}/resource0"
-        verdict, seen = Verdict.FAILS, "can be mapped: is iomem=relaxed on the kernel's command"
+        verdict, seen = (
+            AssumptionVerdict.FAILS,
+            "can be mapped: is iomem=relaxed on the kernel's command",
+        )
         seen += " line, or the kernel without CONFIG_IO_STRICT_DEVMEM? (docs/security.md)"
         try:
             handle = self._kernel.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            verdict, seen = Verdict.UNKNOWN, f"cannot be opened ({error.strerror})"
+            verdict, seen = AssumptionVerdict.UNKNOWN, f"cannot be opened ({error.strerror})"
         else:
             try:
                 self._kernel.map(handle, _PAGE).close()
             except OSError as error:
                 refused = error.errno in {errno.EINVAL, errno.EPERM}
-                verdict = Verdict.HOLDS if refused else Verdict.UNKNOWN
+                verdict = AssumptionVerdict.HOLDS if refused else AssumptionVerdict.UNKNOWN
                 seen = f"cannot be mapped ({error.strerror})"
             finally:
                 self._kernel.close(handle)
@@ -231,27 +236,31 @@ class _Look:
         try:
             found = self._slots_functions()
         except HardwareError as error:
-            return Assumption(says, Verdict.FAILS, str(error))
+            return Assumption(says, AssumptionVerdict.FAILS, str(error))
         seen = "; ".join(
             f"{one.address} in group {one.group}, its driver is"
             f" {quote(self._driver_of(one.sysfs) or 'none')}"
             for one in found[:_ALLOWED_FUNCTIONS]
         )
-        return Assumption(says, Verdict.HOLDS, seen)
+        return Assumption(says, AssumptionVerdict.HOLDS, seen)
 
     def _fme(self) -> Iterator[Assumption]:
         fmes = self._fmes
         driver = self._driver_of(fmes[0]) if fmes else ""
         yield Assumption(
             "it has one FME, whose driver is dfl-fme",
-            Verdict.HOLDS if len(fmes) == 1 and driver == "dfl-fme" else Verdict.FAILS,
+            AssumptionVerdict.HOLDS
+            if len(fmes) == 1 and driver == "dfl-fme"
+            else AssumptionVerdict.FAILS,
             f"{len(fmes)} found; driver: {quote(driver)}",
         )
         for fme in fmes[:1]:
             managers = list(children(self._kernel, fme, r"dfl-fme-mgr\.[0-9]{1,9}"))
             yield Assumption(
                 "it can be reconfigured partially",
-                Verdict.HOLDS if managers and not self._fixed() else Verdict.FAILS,
+                AssumptionVerdict.HOLDS
+                if managers and not self._fixed()
+                else AssumptionVerdict.FAILS,
                 f"{'a card without it by its PCI ids; ' if self._fixed() else ''}"
                 f"{len(managers)} FPGA managers below the FME; ports_num"
                 f" {self._text(f'{fme}/ports_num')}, bitstream_id"
@@ -260,9 +269,9 @@ class _Look:
             )
             try:
                 shown = discovery.interface_id(self._kernel, self._address, fme)
-                verdict, seen = Verdict.HOLDS, f"its compat_id is {shown}"
+                verdict, seen = AssumptionVerdict.HOLDS, f"its compat_id is {shown}"
             except HardwareError as error:
-                verdict, seen = Verdict.FAILS, str(error)
+                verdict, seen = AssumptionVerdict.FAILS, str(error)
             yield Assumption(
                 "it shows one interface id, and fits every bitstream that has it", verdict, seen
             )
@@ -281,7 +290,7 @@ class _Look:
                 banks.append(f"{os.path.basename(done)[:4]}: {'' if knob else 'no '}clear knob")
         return Assumption(
             "all of its on-card memory can be cleared",
-            Verdict.HOLDS if banks and not stays else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if banks and not stays else AssumptionVerdict.FAILS,
             "; ".join(banks) or "dfl-emif shows no memory",
         )
 
@@ -295,7 +304,9 @@ class _Look:
             well = slot or "says" in shown
             yield Assumption(
                 f"{name} has its driver and shows {behind}",
-                Verdict.HOLDS if driver == "dfl-port" and well else Verdict.FAILS,
+                AssumptionVerdict.HOLDS
+                if driver == "dfl-port" and well
+                else AssumptionVerdict.FAILS,
                 f"driver: {quote(driver)}; id {self._text(f'{port}/id')}; afu_id {shown}; errors"
                 f" {self._text(f'{port}/errors/errors')}; power_state"
                 f" {self._text(f'{port}/power_state')}",
@@ -311,22 +322,30 @@ class _Look:
             for device in children(self._kernel, port, r"dfl[-_.a-z0-9]{0,60}")
             if exists(f"{device}/userclk/frequency")
         ]
-        ways: tuple[tuple[Callable[[], bool], Verdict, str], ...] = (
-            (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver reports it (userclk)"),
+        ways: tuple[tuple[Callable[[], bool], AssumptionVerdict, str], ...] = (
+            (
+                lambda: bool(vendors),
+                AssumptionVerdict.HOLDS,
+                "the vendor's driver reports it (userclk)",
+            ),
             (
                 lambda: bool(uio),
-                Verdict.HOLDS,
+                AssumptionVerdict.HOLDS,
                 f"it would be measured by {', '.join(map(os.path.basename, uio))}",
             ),
-            (lambda: bool(features), Verdict.FAILS, "feature 0x14 has no driver: load uio_dfl"),
+            (
+                lambda: bool(features),
+                AssumptionVerdict.FAILS,
+                "feature 0x14 has no driver: load uio_dfl",
+            ),
             (
                 lambda: exists(f"{port}/userclk_freqcntrcmd"),
-                Verdict.HOLDS,
+                AssumptionVerdict.HOLDS,
                 "it would be measured by userclk_freqcntrcmd",
             ),
         )
         verdict, seen = next(
             ((verdict, seen) for found, verdict, seen in ways if found()),
-            (Verdict.FAILS, "nothing measures it"),
+            (AssumptionVerdict.FAILS, "nothing measures it"),
         )
         return Assumption(f"the user clock of {name} can be measured", verdict, seen)

@@ -39,7 +39,7 @@ from fpga_plugin.hardware.model import (
     ScanResult,
 )
 from fpga_plugin.hardware.pci import functions
-from fpga_plugin.hardware.vfio.notes import Notes, PoisonMark
+from fpga_plugin.hardware.vfio.notes import PoisonMark, SlotNotes
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -65,7 +65,7 @@ class DflBackend:
     ) -> None:
         self._kernel = kernel
         self._rule = rule or SlotRule()
-        self._notes = Notes(slots, boot_id=kernel.boot_id, owner=owner)
+        self._notes = SlotNotes(slots, boot_id=kernel.boot_id, owner=owner)
         self._skipped: set[tuple[str, str]] = set()
         self._aer = AerCounters()
 

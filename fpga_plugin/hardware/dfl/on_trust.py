@@ -7,10 +7,10 @@ programmed nothing need be said of a programming, and only a slot has functions 
 import enum
 from collections.abc import Iterator
 
-from fpga_plugin.hardware.model import Assumption, Verdict
+from fpga_plugin.hardware.model import Assumption, AssumptionVerdict
 
 
-class Kind(enum.Enum):
+class CardKind(enum.Enum):
     """How the accelerators of a card are reached, and how they come there; the text is shown."""
 
     PORTS = "accelerators behind its ports, reconfigured one by one (as a PAC with Arria 10 GX)"
@@ -32,7 +32,7 @@ _INTERRUPTS = (
 )
 
 _ON_TRUST = {
-    Kind.PORTS: (
+    CardKind.PORTS: (
         ("the port's AFU id follows the image", "only a programming shows it"),
         (
             "PORT_RESET stops the accelerator and its DMA",
@@ -42,7 +42,7 @@ _ON_TRUST = {
         _INTERRUPTS,
         _IMAGE,
     ),
-    Kind.SLOT: (
+    CardKind.SLOT: (
         (
             "the functions above are all that the slot has, and none of them is a static one",
             "no register says: the documentation of its FIM does, or FPGA_PLUGIN_SLOT_FUNCTIONS",
@@ -71,7 +71,7 @@ _ON_TRUST = {
         _ATS,
         _IMAGE,
     ),
-    Kind.FIXED: (
+    CardKind.FIXED: (
         (
             "the AFU id that a port shows says what its accelerator does",
             "it is the image's own word, and nothing is programmed",
@@ -83,8 +83,8 @@ _ON_TRUST = {
         _ATS,
         _INTERRUPTS,
     ),
-    Kind.FLAT: (),
-    Kind.UNKNOWN: (),
+    CardKind.FLAT: (),
+    CardKind.UNKNOWN: (),
 }
 
 _NEIGHBOURS = (
@@ -93,8 +93,8 @@ _NEIGHBOURS = (
 )
 
 
-def on_trust(kind: Kind, *, ports: int) -> Iterator[Assumption]:
+def on_trust(kind: CardKind, *, ports: int) -> Iterator[Assumption]:
     """What is taken on trust of a card of this kind that has so many ports."""
-    several = (_NEIGHBOURS,) if kind is Kind.PORTS and ports > 1 else ()
+    several = (_NEIGHBOURS,) if kind is CardKind.PORTS and ports > 1 else ()
     for says, why in (*several, *_ON_TRUST[kind]):
-        yield Assumption(says, Verdict.UNKNOWN, why)
+        yield Assumption(says, AssumptionVerdict.UNKNOWN, why)

@@ -21,14 +21,14 @@ from fpga_plugin.hardware.sysfs import number, optional
 from fpga_plugin.ids import PciAddress
 
 
-class Held(Protocol):
+class HeldPort(Protocol):
     """A region that is held exclusively."""
 
     def close(self) -> None:
         """Let it go."""
 
 
-def rebind(kernel: Kernel, card: Card, *, hold: Callable[[Card, Region], Held]) -> None:
+def rebind(kernel: Kernel, card: Card, *, hold: Callable[[Card, Region], HeldPort]) -> None:
     """Unbind and bind the card's PCI driver, if no virtual function and no open port forbids it.
 
     `hold` opens a region exclusively.

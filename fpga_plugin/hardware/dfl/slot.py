@@ -31,14 +31,14 @@ from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.hardware.vfio import binding
 from fpga_plugin.hardware.vfio.function import is_there
 from fpga_plugin.hardware.vfio.groups import Groups
-from fpga_plugin.hardware.vfio.notes import Notes, PoisonMark
+from fpga_plugin.hardware.vfio.notes import PoisonMark, SlotNotes
 from fpga_plugin.ids import AfuId
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def open_slot(
-    kernel: Kernel, notes: Notes, card: Card, region: Region, slot: SlotDevice
+    kernel: Kernel, notes: SlotNotes, card: Card, region: Region, slot: SlotDevice
 ) -> "OfsSlot":
     """Hold a slot, its functions bound to vfio-pci if they had no driver.
 
@@ -68,7 +68,7 @@ def open_slot(
     return OfsSlot(notes, region, slot, port, groups)
 
 
-def read_note(kernel: Kernel, notes: Notes, region: Region, slot: SlotDevice) -> AfuId:
+def read_note(kernel: Kernel, notes: SlotNotes, region: Region, slot: SlotDevice) -> AfuId:
     """What was read in a slot when it was held last.
 
     Raises:
@@ -89,7 +89,7 @@ def read_note(kernel: Kernel, notes: Notes, region: Region, slot: SlotDevice) ->
     return note.afu_id
 
 
-def give_back(kernel: Kernel, notes: Notes, region: Region, slot: SlotDevice) -> None:
+def give_back(kernel: Kernel, notes: SlotNotes, region: Region, slot: SlotDevice) -> None:
     """Take functions that the plugin bound off vfio-pci again.
 
     Raises:
@@ -113,7 +113,7 @@ class OfsSlot:
     """Implements `fpga_plugin.hardware.backend.Port`; a context manager that closes the slot."""
 
     def __init__(
-        self, notes: Notes, region: Region, slot: SlotDevice, port: DflPort, groups: Groups
+        self, notes: SlotNotes, region: Region, slot: SlotDevice, port: DflPort, groups: Groups
     ) -> None:
         self._notes = notes
         self._region = region

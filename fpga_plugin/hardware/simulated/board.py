@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from fpga_plugin.hardware.simulated.faults import Fault, Faults
+from fpga_plugin.hardware.simulated.faults import Faults, SimulatedFault
 from fpga_plugin.hardware.simulated.numbers import Numbers
 from fpga_plugin.hardware.simulated.slots import CardFile, Shape
 from fpga_plugin.hardware.simulated.state import (
@@ -36,10 +36,10 @@ PORT_OVERFLOW = 1 << 0
 PCIE_FORMAT = 1 << 0
 """PCIE0_ERROR, FormatTypeErr."""
 
-_NONFATAL = {Fault.PCIE_ERROR: 1 << 2, Fault.PORT_FATAL: 1 << 3}
+_NONFATAL = {SimulatedFault.PCIE_ERROR: 1 << 2, SimulatedFault.PORT_FATAL: 1 << 3}
 """RAS_NONFAT_ERROR: PcieError, PortFatalErr."""
 
-_SILENT = frozenset({Fault.AFU_HUNG, Fault.AFU_DEAD})
+_SILENT = frozenset({SimulatedFault.AFU_HUNG, SimulatedFault.AFU_DEAD})
 
 ALL_ONES = 0xFFFF_FFFF_FFFF_FFFF
 """What a read from a device that no longer answers gives on PCI Express."""
@@ -197,32 +197,32 @@ class Board:
         busy = self.binding is not None and self.binding.reconfiguring == port
         if busy or state.poisoned:
             raise failure(errno.EBUSY, self.region(port))
-        return "f" * 32 if self._fault(port) in {Fault.FATAL, *_SILENT} else state.afu_id
+        return "f" * 32 if self._fault(port) in {SimulatedFault.FATAL, *_SILENT} else state.afu_id
 
     def power_state(self, port: int) -> str:
         """`power_state`: 4 bits, 6 in AP6."""
         match self._fault(port):
-            case Fault.THERMAL:
+            case SimulatedFault.THERMAL:
                 return "0x6"
-            case Fault.FATAL:
+            case SimulatedFault.FATAL:
                 return "0xf"
             case _:
                 return "0x0"
 
     def event(self, port: int) -> str:
         """`ap1_event`, `ap2_event`: one bit."""
-        return "1" if self._fault(port) is Fault.FATAL else "0"
+        return "1" if self._fault(port) is SimulatedFault.FATAL else "0"
 
     def errors(self, port: int) -> str:
         """`errors/errors`: the port's error register."""
         match self._fault(port):
-            case Fault.THERMAL:
+            case SimulatedFault.THERMAL:
                 return f"0x{AP6_ERROR:x}"
-            case Fault.FATAL:
+            case SimulatedFault.FATAL:
                 return f"0x{ALL_ONES:x}"
-            case Fault.AFU_HUNG | Fault.AFU_DEAD:
+            case SimulatedFault.AFU_HUNG | SimulatedFault.AFU_DEAD:
                 return f"0x{MMIO_TIMEOUT:x}"
-            case Fault.PORT_FATAL:
+            case SimulatedFault.PORT_FATAL:
                 return f"0x{PORT_OVERFLOW:x}"
             case _:
                 return "0x0"
@@ -238,7 +238,7 @@ class Board:
         """
         with self.machine.lock:
             state = self.state(port)
-            if state.poisoned or self._fault(port) is not Fault.PORT_DEAF:
+            if state.poisoned or self._fault(port) is not SimulatedFault.PORT_DEAF:
                 return
             self.machine.state.commit(self.region(port), replace(state, poisoned=True))
         raise failure(errno.ETIMEDOUT, self.region(port))
@@ -246,16 +246,16 @@ class Board:
     def clear_errors(self, port: int, text: str) -> None:
         """Write `errors/errors`: EBUSY in AP6, else, in reset, the exact value that was read."""
         value = unsigned(text)
-        if self._fault(port) is not Fault.THERMAL:
+        if self._fault(port) is not SimulatedFault.THERMAL:
             self.reset(port)
         match self._fault(port):
-            case Fault.THERMAL:
+            case SimulatedFault.THERMAL:
                 raise failure(errno.EBUSY, self.region(port))
-            case Fault.FATAL:  # the port does not leave reset
+            case SimulatedFault.FATAL:  # the port does not leave reset
                 raise failure(errno.ETIMEDOUT, self.region(port))
-            case Fault.AFU_HUNG | Fault.AFU_DEAD if value == MMIO_TIMEOUT:
+            case SimulatedFault.AFU_HUNG | SimulatedFault.AFU_DEAD if value == MMIO_TIMEOUT:
                 pass  # the next read of the AFU sets it again
-            case Fault.PORT_FATAL if value == PORT_OVERFLOW:
+            case SimulatedFault.PORT_FATAL if value == PORT_OVERFLOW:
                 self.machine.faults.use_up(self.region(port))
             case _:
                 if value != 0:
@@ -263,7 +263,7 @@ class Board:
 
     def other_register(self, port: int) -> str:
         """A 64-bit register of the port that is 0 while the port answers."""
-        return f"0x{ALL_ONES if self._fault(port) is Fault.FATAL else 0:x}"
+        return f"0x{ALL_ONES if self._fault(port) is SimulatedFault.FATAL else 0:x}"
 
     def set_clock(self, port: int, text: str) -> None:
         """Write `userclk/frequency` in kHz; the PLL rounds to whole MHz.
@@ -313,11 +313,11 @@ class Board:
                 self.machine.faults.use_up(self.region(port))
 
     def _with_pcie_errors(self) -> list[int]:
-        return [port for port in self.ports if self._fault(port) is Fault.PCIE_ERROR]
+        return [port for port in self.ports if self._fault(port) is SimulatedFault.PCIE_ERROR]
 
     def fme_held(self) -> bool:
         """Whether another process has the FME open."""
-        return Fault.FME_OPEN in map(self._fault, self.ports)
+        return SimulatedFault.FME_OPEN in map(self._fault, self.ports)
 
     def behind_fme_lock(self, value: str) -> str:
         """An attribute of the FME whose driver takes the FME's mutex, so that a PR delays it."""
@@ -333,7 +333,7 @@ class Board:
         with self.machine.lock:
             self.machine.state.commit(self.region(port), edit(self.state(port)))
 
-    def _fault(self, port: int) -> Fault | None:
+    def _fault(self, port: int) -> SimulatedFault | None:
         self.state(port)
         return self.machine.faults.armed(self.region(port))
 

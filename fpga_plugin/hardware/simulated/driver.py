@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from fpga_plugin.hardware.simulated import files
 from fpga_plugin.hardware.simulated.board import Board
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.tree import failure
 from fpga_plugin.ids import CardId, PciAddress
@@ -52,7 +52,7 @@ class PciDriver:
                 raise failure(errno.ENODEV, str(board.address))
             for port in board.ports:
                 region = board.region(port)
-                tenant = self._rack.machine.faults.armed(region) is Fault.PORT_OPEN
+                tenant = self._rack.machine.faults.armed(region) is SimulatedFault.PORT_OPEN
                 if tenant or board.state(port).open:
                     self.oops(
                         f"dfl-pci was unbound from {board.address} while {region} was open"

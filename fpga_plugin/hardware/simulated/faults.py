@@ -53,7 +53,7 @@ _log = structlog.get_logger(__name__)
 _LONGEST = 64
 
 
-class Fault(StrEnum):
+class SimulatedFault(StrEnum):
     """The words."""
 
     PR_ERROR = "pr-error"
@@ -85,7 +85,7 @@ class Faults:
         self.directory = os.path.join(directory, "faults")
         self._warned: set[tuple[RegionId, bytes]] = set()
 
-    def armed(self, region: RegionId) -> Fault | None:
+    def armed(self, region: RegionId) -> SimulatedFault | None:
         """The fault in force for a region; any other word is ignored with a warning."""
         try:
             descriptor = os.open(os.path.join(self.directory, region), os.O_RDONLY | os.O_NONBLOCK)
@@ -98,7 +98,7 @@ class Faults:
         finally:
             os.close(descriptor)
         try:
-            return Fault(content.decode("ascii").strip())
+            return SimulatedFault(content.decode("ascii").strip())
         except ValueError:
             self._warn(region, content)
             return None
@@ -116,5 +116,5 @@ class Faults:
                 "simulated-fault-ignored",
                 region=region,
                 word=quote(content.decode("ascii", "replace")),
-                hint=f"one of {', '.join(Fault)}",
+                hint=f"one of {', '.join(SimulatedFault)}",
             )

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 
 from fpga_plugin.hardware.simulated.board import ALL_ONES, Board, unsigned
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS
-from fpga_plugin.hardware.simulated.tree import Attribute, Link, Node, failure
+from fpga_plugin.hardware.simulated.tree import Attribute, Node, Symlink, failure
 from fpga_plugin.ids import PciAddress
 from fpga_plugin.settings.settings import SimulatedKind
 
@@ -71,7 +71,7 @@ def instance(board: Board, number: int) -> int:
 def registers(board: Board, index: int) -> tuple[int, int, int]:
     """The first three registers of BAR 0: DFH, GUID_L and GUID_H."""
     busy = board.binding is not None and board.binding.reconfiguring is not None
-    if busy or board.machine.faults.armed(board.region(0)) is Fault.FATAL:
+    if busy or board.machine.faults.armed(board.region(0)) is SimulatedFault.FATAL:
         return ALL_ONES, ALL_ONES, ALL_ONES
     if index:
         return _AFU_HEADER, *PLACEHOLDER
@@ -97,7 +97,7 @@ class VfioDriver:
     def physical(self, board: Board) -> dict[str, Node]:
         """What the physical function's directory has of its virtual ones."""
         links: dict[str, Node] = {
-            f"virtfn{index}": Link(path(board, index)) for index in range(len(drivers(board)))
+            f"virtfn{index}": Symlink(path(board, index)) for index in range(len(drivers(board)))
         }
         return {
             "sriov_totalvfs": str(MOST_FUNCTIONS),
@@ -118,18 +118,18 @@ class VfioDriver:
             "subsystem_vendor": "0x8086",
             "subsystem_device": "0x1771",
             "class": "0x120000",
-            "physfn": Link(parent),
-            "iommu_group": Link(group_path(board, index)),
+            "physfn": Symlink(parent),
+            "iommu_group": Symlink(group_path(board, index)),
             "driver_override": Attribute(
                 lambda: self._overrides.get(address(board, index), "(null)"),
                 partial(self._override, address(board, index)),
             ),
-            "subsystem": Link("/sys/bus/pci"),
+            "subsystem": Symlink("/sys/bus/pci"),
         }
         if SimulatedKind.NO_IOMMU in board.shape.kinds:
             del entries["iommu_group"]
         if found := drivers(board)[index]:
-            entries["driver"] = Link(f"/sys/bus/pci/drivers/{found}")
+            entries["driver"] = Symlink(f"/sys/bus/pci/drivers/{found}")
         return entries
 
     def bind(self, board: Board, index: int) -> None:
@@ -179,7 +179,7 @@ class VfioDriver:
             return
         if number and now:
             raise failure(errno.EBUSY, str(board.address))
-        tenant = board.machine.faults.armed(board.region(0)) is Fault.PORT_OPEN
+        tenant = board.machine.faults.armed(board.region(0)) is SimulatedFault.PORT_OPEN
         bound = [group(board, i) for i, driver in enumerate(drivers(board)) if driver == VFIO]
         if any(tenant or each in self.open for each in bound):
             self._stop(f"the virtual functions of {board.address} were removed while open")

@@ -20,10 +20,10 @@ from dataclasses import replace
 from fpga_plugin.hardware.kernel import Handle, Registers
 from fpga_plugin.hardware.simulated.board import Board, OpenFile
 from fpga_plugin.hardware.simulated.driver import PciDriver
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.pr import STUCK_SECONDS, Reconfiguration
 from fpga_plugin.hardware.simulated.rack import Rack
-from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, resolve
+from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Node, Symlink, failure, resolve
 from fpga_plugin.hardware.simulated.vfio import VfioFiles
 from fpga_plugin.ids import CardId
 from fpga_plugin.settings.settings import SimulatedGroup
@@ -116,7 +116,7 @@ class SimulatedKernel:
         """Names in a sysfs directory."""
         with self._lock:
             _, node = self._resolve(path)
-            if isinstance(node, (str, Attribute, Link)):
+            if isinstance(node, (str, Attribute, Symlink)):
                 raise failure(errno.ENOTDIR, path)
             return node.names()
 
@@ -293,7 +293,7 @@ class SimulatedKernel:
             if board.gone or binding is None:
                 raise failure(errno.ENXIO, node)
             state = board.state(port)
-            tenant = self.rack.machine.faults.armed(board.region(port)) is Fault.PORT_OPEN
+            tenant = self.rack.machine.faults.armed(board.region(port)) is SimulatedFault.PORT_OPEN
             if port in binding.exclusive or (exclusive and (state.open or tenant)):
                 raise failure(errno.EBUSY, node)
             self.rack.machine.state.commit(board.region(port), replace(state, open=state.open + 1))

@@ -10,7 +10,7 @@ from functools import partial
 
 from fpga_plugin.hardware.simulated import functions
 from fpga_plugin.hardware.simulated.board import Binding, Board
-from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
+from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Node, Symlink, failure
 from fpga_plugin.settings.settings import SimulatedKind
 
 PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"
@@ -82,14 +82,14 @@ def pci_entries(board: Board, vfio: functions.VfioDriver) -> dict[str, Node]:
         "aer_dev_correctable": "TOTAL_ERR_COR 0",
         "aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 0",
         "aer_dev_fatal": "TOTAL_ERR_FATAL 0",
-        "subsystem": Link("/sys/bus/pci"),
+        "subsystem": Symlink("/sys/bus/pci"),
     }
     if SimulatedKind.NO_IOMMU not in board.shape.kinds:
         entries["iommu_group"] = Fixed({"type": "DMA-FQ"})
     if functions.is_ofs(board):
         entries |= {"device": "0xbcce", "subsystem_device": "0x1771", **vfio.physical(board)}
     if (binding := board.binding) is not None:
-        entries["driver"] = Link(PCI_DRIVER)
+        entries["driver"] = Symlink(PCI_DRIVER)
         base = Lazy(partial(_base, board, binding))
         entries["fpga_region"] = Fixed({f"region{binding.base}": base})
     return entries
@@ -97,8 +97,8 @@ def pci_entries(board: Board, vfio: functions.VfioDriver) -> dict[str, Node]:
 
 def _base(board: Board, binding: Binding) -> dict[str, Node]:
     entries: dict[str, Node] = {
-        "device": Link(pci_path(board)),
-        "subsystem": Link("/sys/class/fpga_region"),
+        "device": Symlink(pci_path(board)),
+        "subsystem": Symlink("/sys/class/fpga_region"),
         "compat_id": Attribute(_no_compat_id),
         f"dfl-fme.{binding.fme}": Lazy(partial(_fme, board, binding)),
     }
@@ -127,8 +127,8 @@ def _fme(board: Board, binding: Binding) -> dict[str, Node]:
         "socket_id": "0",
         "dev": f"{FME_MAJOR}:{binding.fme}",
         "uevent": _uevent("fme", FME_MAJOR, binding.fme),
-        "driver": Link("/sys/bus/platform/drivers/dfl-fme"),
-        "subsystem": Link("/sys/bus/platform"),
+        "driver": Symlink("/sys/bus/platform/drivers/dfl-fme"),
+        "subsystem": Symlink("/sys/bus/platform"),
         "errors": Fixed(_fme_errors(board)),
         f"dfl-fme-mgr.{binding.fme}": Fixed(
             {"fpga_manager": Fixed({f"fpga{binding.fme}": Fixed(_manager(binding))})}
@@ -138,7 +138,7 @@ def _fme(board: Board, binding: Binding) -> dict[str, Node]:
     }
     for number in binding.regions:
         region = Fixed(
-            {"compat_id": board.shape.interface_id, "subsystem": Link("/sys/class/fpga_region")}
+            {"compat_id": board.shape.interface_id, "subsystem": Symlink("/sys/class/fpga_region")}
         )
         entries[f"dfl-fme-region.{number}"] = Fixed(
             {"fpga_region": Fixed({f"region{number}": region})}
@@ -198,8 +198,8 @@ def _memory(board: Board) -> dict[str, Node]:
         **knobs,
         "type": "0x0",
         "feature_id": "0x9",
-        "driver": Link("/sys/bus/dfl/drivers/dfl-emif"),
-        "subsystem": Link("/sys/bus/dfl"),
+        "driver": Symlink("/sys/bus/dfl/drivers/dfl-emif"),
+        "subsystem": Symlink("/sys/bus/dfl"),
         "inf0_init_done": "1",
         "inf0_cal_fail": "0",
     }
@@ -218,8 +218,8 @@ def _port(board: Board, binding: Binding, port: int) -> dict[str, Node]:
         "ltr": "0",
         "dev": f"{PORT_MAJOR}:{binding.nodes[port]}",
         "uevent": _uevent("port", PORT_MAJOR, binding.nodes[port]),
-        "driver": Link("/sys/bus/platform/drivers/dfl-port"),
-        "subsystem": Link("/sys/bus/platform"),
+        "driver": Symlink("/sys/bus/platform/drivers/dfl-port"),
+        "subsystem": Symlink("/sys/bus/platform"),
         "errors": Fixed(
             {
                 "errors": Attribute(partial(board.errors, port), partial(board.clear_errors, port)),

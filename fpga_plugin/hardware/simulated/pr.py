@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fpga_plugin.hardware.simulated.board import AFU_BYTES, OpenFile, image_afu_id
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.state import RegionState
 from fpga_plugin.hardware.simulated.tree import failure
@@ -80,21 +80,23 @@ class Reconfiguration:
                 board.reset(port)  # before a word is streamed, fpga_bridges_disable
                 fault = self._begin(file, port, replace(board.state(port), afu_id=afu_id))
             try:
-                self._sleep(self._stuck_seconds if fault is Fault.PR_STUCK else self._pr_seconds)
+                self._sleep(
+                    self._stuck_seconds if fault is SimulatedFault.PR_STUCK else self._pr_seconds
+                )
             finally:
                 with self._rack.lock:
                     self._rack.look(board.card)
                     file.binding.reconfiguring = None
             return self._end(file, fault)
 
-    def _begin(self, file: OpenFile, port: int, programmed: RegionState) -> Fault | None:
+    def _begin(self, file: OpenFile, port: int, programmed: RegionState) -> SimulatedFault | None:
         """Write down how the PR will end; returns the fault that it ends with, now used up."""
         board, binding = file.board, file.binding
         region = board.region(port)
         before = board.state(port)
         fault = self._rack.machine.faults.armed(region)
-        hung = fault is Fault.AFU_HUNG and not before.poisoned
-        if fault not in {Fault.PR_ERROR, Fault.PR_STUCK}:
+        hung = fault is SimulatedFault.AFU_HUNG and not before.poisoned
+        if fault not in {SimulatedFault.PR_ERROR, SimulatedFault.PR_STUCK}:
             fault = None
         # A poisoned port swallows the PR, which then claims success; a failed one loads nothing.
         outcome = programmed if fault is None and not before.poisoned else before
@@ -107,16 +109,16 @@ class Reconfiguration:
         binding.manager_status = ""
         return fault
 
-    def _end(self, file: OpenFile, fault: Fault | None) -> int:
+    def _end(self, file: OpenFile, fault: SimulatedFault | None) -> int:
         binding, card = file.binding, file.board.card
         if not file.alive:
             raise failure(errno.EINVAL, card)
         match fault:
-            case Fault.PR_ERROR:
+            case SimulatedFault.PR_ERROR:
                 binding.manager_state = "write complete error"
                 binding.manager_status = "reconfig operation error"
                 raise failure(errno.EIO, card)
-            case Fault.PR_STUCK:
+            case SimulatedFault.PR_STUCK:
                 binding.manager_state = "write complete error"
                 raise failure(errno.ETIMEDOUT, card)
             case _:

@@ -17,8 +17,8 @@ from fpga_plugin.hardware.simulated.tree import (
     Directory,
     Fixed,
     Lazy,
-    Link,
     Node,
+    Symlink,
     failure,
 )
 from fpga_plugin.ids import CardId
@@ -188,11 +188,11 @@ class Topology:
 
     def _functions(self) -> Mapping[str, Node]:
         physical = {
-            str(board.address): Link(layout.pci_path(board))
+            str(board.address): Symlink(layout.pci_path(board))
             for _, board in sorted(self._boards.items())
         }
         virtual = {
-            str(functions.address(board, index)): Link(functions.path(board, index))
+            str(functions.address(board, index)): Symlink(functions.path(board, index))
             for board, index in self._each_virtual()
         }
         return {**physical, **virtual}
@@ -203,7 +203,11 @@ class Topology:
                 {
                     "type": "DMA",
                     "devices": Fixed(
-                        {str(functions.address(board, index)): Link(functions.path(board, index))}
+                        {
+                            str(functions.address(board, index)): Symlink(
+                                functions.path(board, index)
+                            )
+                        }
                     ),
                 }
             )
@@ -229,7 +233,7 @@ class Topology:
 
     def _with_driver(self, driver: str) -> Mapping[str, Node]:
         return {
-            str(functions.address(board, index)): Link(functions.path(board, index))
+            str(functions.address(board, index)): Symlink(functions.path(board, index))
             for board, index in self._each_virtual()
             if functions.drivers(board)[index] == driver
         }
@@ -249,7 +253,7 @@ class Topology:
         raise failure(errno.ENODEV)
 
     def _pci_driver(self) -> Mapping[str, Node]:
-        bound = {str(board.address): Link(layout.pci_path(board)) for board, _ in self._bound()}
+        bound = {str(board.address): Symlink(layout.pci_path(board)) for board, _ in self._bound()}
         return {**self._driver_files, **bound, **self._with_driver(functions.DFL)}
 
     def _regions(self) -> Mapping[str, Node]:
@@ -285,4 +289,4 @@ class Topology:
 
 
 def _links(paths: list[str]) -> dict[str, Node]:
-    return {path.rpartition("/")[2]: Link(path) for path in paths}
+    return {path.rpartition("/")[2]: Symlink(path) for path in paths}

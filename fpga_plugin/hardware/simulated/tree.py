@@ -17,7 +17,7 @@ _MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Symlink:
     """A symbolic link to an absolute path."""
 
     target: str
@@ -46,7 +46,7 @@ class Directory(Protocol):
         """One entry of it; None: not there."""
 
 
-Node = Directory | Link | Attribute | str
+Node = Directory | Symlink | Attribute | str
 """A plain `str` is an attribute that never changes."""
 
 
@@ -122,7 +122,7 @@ def resolve(root: Directory, path: str) -> tuple[str, Node]:
         name = todo.pop()
         if name in {"", "."}:
             continue
-        if isinstance(here, (str, Attribute, Link)):
+        if isinstance(here, (str, Attribute, Symlink)):
             raise failure(errno.ENOTDIR, path)
         if name == "..":
             # Rare, so walked again: there are no links in a real path.
@@ -132,7 +132,7 @@ def resolve(root: Directory, path: str) -> tuple[str, Node]:
         node = here.child(name)
         if node is None:
             raise failure(errno.ENOENT, path)
-        if isinstance(node, Link):
+        if isinstance(node, Symlink):
             links += 1
             if links > _MOST_LINKS:
                 raise failure(errno.ELOOP, path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fpga_plugin.hardware.kernel import Handle
 from fpga_plugin.hardware.simulated import functions
 from fpga_plugin.hardware.simulated.board import ALL_ONES, Board
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.functions import VfioDriver
 from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.tree import failure
@@ -91,7 +91,9 @@ class VfioFiles:
             for index, driver in enumerate(functions.drivers(board)):
                 if functions.group(board, index) != int(name) or driver != functions.VFIO:
                     continue
-                tenant = self._rack.machine.faults.armed(board.region(0)) is Fault.PORT_OPEN
+                tenant = (
+                    self._rack.machine.faults.armed(board.region(0)) is SimulatedFault.PORT_OPEN
+                )
                 if tenant or int(name) in self._driver.open:
                     raise failure(errno.EBUSY, node)
                 self._driver.open.add(int(name))

@@ -47,7 +47,7 @@ class Note:
 _NOTHING = Note()
 
 
-class Notes:
+class SlotNotes:
     """The notes of all slots. Thread safe.
 
     Args:
@@ -170,7 +170,7 @@ class PoisonMark:
         life: of the driver that counts it.
     """
 
-    notes: Notes
+    notes: SlotNotes
     region: RegionId
     life: int
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware import pci
 from fpga_plugin.hardware.kernel import Kernel
-from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
+from fpga_plugin.hardware.model import Assumption, AssumptionVerdict, Iommu
 from fpga_plugin.hardware.sysfs import children, optional
 from fpga_plugin.hardware.vfio.function import driver
 from fpga_plugin.hardware.xrt import defs, discovery
@@ -63,12 +63,14 @@ class _Look:
             except OSError as error:
                 where = f" ({error.filename})" if error.filename else ""
                 yield Assumption(
-                    "sysfs can be read", Verdict.FAILS, f"{error.strerror or 'error'}{where}"
+                    "sysfs can be read",
+                    AssumptionVerdict.FAILS,
+                    f"{error.strerror or 'error'}{where}",
                 )
             except HardwareError as error:
-                yield Assumption("sysfs makes sense", Verdict.FAILS, error.message)
+                yield Assumption("sysfs makes sense", AssumptionVerdict.FAILS, error.message)
         for says, why in _ON_TRUST:
-            yield Assumption(says, Verdict.UNKNOWN, why)
+            yield Assumption(says, AssumptionVerdict.UNKNOWN, why)
 
     def _text(self, path: str) -> str:
         try:
@@ -84,7 +86,7 @@ class _Look:
         _, device, *_ = pci.ids(self._kernel, self._management)
         yield Assumption(
             "it is a card that is known",
-            Verdict.HOLDS if device in defs.PRODUCTS else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if device in defs.PRODUCTS else AssumptionVerdict.FAILS,
             f"{defs.PRODUCTS.get(device, 'not in the list of cards')};"
             f" PF0: {self._named(self._management, 'vendor', 'device', 'subsystem_device')};"
             f" PF1: {self._named(self._user, 'vendor', 'device', 'subsystem_device')};"
@@ -101,7 +103,7 @@ class _Look:
             version = self._text(f"/sys/module/{wanted}/version")
             yield Assumption(
                 f"{role} has the driver {wanted}, of XRT 2.15 or later",
-                Verdict.HOLDS if has == wanted else Verdict.FAILS,
+                AssumptionVerdict.HOLDS if has == wanted else AssumptionVerdict.FAILS,
                 f"driver: {quote(has)}; version {version}",
             )
 
@@ -116,7 +118,7 @@ class _Look:
         roms = children(self._kernel, self._management, r"rom\.m\.[0-9]{1,9}")
         yield Assumption(
             "its shell shows the interface id that a fitting xclbin names",
-            Verdict.FAILS if found is None else Verdict.HOLDS,
+            AssumptionVerdict.FAILS if found is None else AssumptionVerdict.HOLDS,
             f"{seen}; PF0: {self._named(self._management, 'interface_uuids', 'logic_uuids')};"
             f" PF1: {self._named(self._user, 'interface_uuids')};"
             + "; ".join(f" VBNV {self._text(f'{rom}/VBNV')}" for rom in roms),
@@ -130,14 +132,14 @@ class _Look:
         well = all(value in {None, want} for value, want in zip(values, expected, strict=True))
         yield Assumption(
             "it is ready",
-            Verdict.HOLDS if well and values[0] == "1" else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if well and values[0] == "1" else AssumptionVerdict.FAILS,
             f"PF0: {self._named(self._management, *management)};"
             f" PF1: {self._named(self._user, *user)}",
         )
         nodes = list(children(self._kernel, f"{self._user}/drm", r"renderD[0-9]{1,9}"))
         yield Assumption(
             "PF1 has one render node",
-            Verdict.HOLDS if len(nodes) == 1 else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if len(nodes) == 1 else AssumptionVerdict.FAILS,
             ", ".join(node.rpartition("/")[2] for node in nodes) or "none",
         )
 
@@ -147,7 +149,9 @@ class _Look:
         settings = ("config_mailbox_channel_switch", "config_xclbin_change")
         yield Assumption(
             "the mask of mailbox requests reaches PF1",
-            Verdict.HOLDS if here is not None and here == there else Verdict.FAILS,
+            AssumptionVerdict.HOLDS
+            if here is not None and here == there
+            else AssumptionVerdict.FAILS,
             f"PF0: {quote(here or 'not there')}, PF1's copy: {quote(there or 'not there')};"
             f" {self._named(self._management, *settings)}",
         )
@@ -157,7 +161,9 @@ class _Look:
         ]
         yield Assumption(
             "it takes xclbins without a signature",
-            Verdict.HOLDS if any("'0'" in level for level in levels) else Verdict.UNKNOWN,
+            AssumptionVerdict.HOLDS
+            if any("'0'" in level for level in levels)
+            else AssumptionVerdict.UNKNOWN,
             "; ".join(f"sec_level {level}" for level in levels) or "icap shows no sec_level",
         )
 
@@ -165,6 +171,6 @@ class _Look:
         mode = pci.iommu(self._kernel, (self._management, self._user))
         yield Assumption(
             "an IOMMU keeps its DMA from the host's memory",
-            Verdict.HOLDS if mode is Iommu.TRANSLATE else Verdict.FAILS,
+            AssumptionVerdict.HOLDS if mode is Iommu.TRANSLATE else AssumptionVerdict.FAILS,
             f"IOMMU: {mode.value}",
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, ProgrammingError
-from fpga_plugin.hardware.image import Kernel as XclbinKernel
+from fpga_plugin.hardware.image import ComputeKernel as XclbinKernel
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.kernel import Handle, Kernel
 from fpga_plugin.hardware.model import Region

@@ -19,7 +19,7 @@ LAST_REVIEWED: Final = 466
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SystemCall:
     """A system call that is refused; None: the architecture does not have it."""
 
     name: str
@@ -27,35 +27,35 @@ class Call:
     aarch64: int | None
 
 
-CLONE: Final = Call("clone", 56, 220)
-CLONE3: Final = Call("clone3", 435, 435)
-SOCKET: Final = Call("socket", 41, 198)
-IOCTL: Final = Call("ioctl", 16, 29)
+CLONE: Final = SystemCall("clone", 56, 220)
+CLONE3: Final = SystemCall("clone3", 435, 435)
+SOCKET: Final = SystemCall("socket", 41, 198)
+IOCTL: Final = SystemCall("ioctl", 16, 29)
 
-REFUSED: Final[dict[str, tuple[Call, ...]]] = {
+REFUSED: Final[dict[str, tuple[SystemCall, ...]]] = {
     # In a user namespace of its own a process has all capabilities again.
     "a namespace, in which capabilities come back": (
-        Call("unshare", 272, 97),
-        Call("setns", 308, 268),
+        SystemCall("unshare", 272, 97),
+        SystemCall("setns", 308, 268),
     ),
     # What a memory error in a parser or in OpenSSL is most easily made to do.
     "another program or process": (
-        Call("fork", 57, None),
-        Call("vfork", 58, None),
-        Call("execve", 59, 221),
-        Call("execveat", 322, 281),
+        SystemCall("fork", 57, None),
+        SystemCall("vfork", 58, None),
+        SystemCall("execve", 59, 221),
+        SystemCall("execveat", 322, 281),
     ),
     # They need no capability, and errors in them have let processes take over the node.
     "large parts of the kernel that are often found broken": (
-        Call("bpf", 321, 280),
-        Call("perf_event_open", 298, 241),
-        Call("userfaultfd", 323, 282),
-        Call("io_uring_setup", 425, 425),
-        Call("io_uring_enter", 426, 426),
-        Call("io_uring_register", 427, 427),
-        Call("add_key", 248, 217),
-        Call("request_key", 249, 218),
-        Call("keyctl", 250, 219),
+        SystemCall("bpf", 321, 280),
+        SystemCall("perf_event_open", 298, 241),
+        SystemCall("userfaultfd", 323, 282),
+        SystemCall("io_uring_setup", 425, 425),
+        SystemCall("io_uring_enter", 426, 426),
+        SystemCall("io_uring_register", 427, 427),
+        SystemCall("add_key", 248, 217),
+        SystemCall("request_key", 249, 218),
+        SystemCall("keyctl", 250, 219),
     ),
 }
 """By what they would give to whoever has taken the process over.

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fpga_plugin.host.sandbox import refused_calls, system
-from fpga_plugin.host.sandbox.refused_calls import Call
+from fpga_plugin.host.sandbox.refused_calls import SystemCall
 
 _SYS_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -129,7 +129,7 @@ def _refused(architecture: str) -> Iterator[int]:
                 yield number
 
 
-def _number(call: Call, architecture: str) -> int:
+def _number(call: SystemCall, architecture: str) -> int:
     number = call.x86_64 if architecture == "x86_64" else call.aarch64
     assert number is not None, f"{architecture} has {call.name}"
     return number

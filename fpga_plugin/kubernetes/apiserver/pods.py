@@ -21,13 +21,13 @@ from fpga_plugin.kubernetes.pod import (
     SANDBOX_CONDITION,
     UNKNOWN_REFERENCE,
     Container,
+    ContainerState,
     NoSuchPodError,
     Phase,
     Pod,
     PodSourceError,
     Reference,
     Run,
-    State,
     Variable,
     config_map_key,
     file_key,
@@ -350,13 +350,13 @@ def _source(source: _Source) -> Reference:
     return UNKNOWN_REFERENCE
 
 
-def _state(status: _ContainerStatus) -> State:
+def _state(status: _ContainerStatus) -> ContainerState:
     now, last = status.state, status.last_state
     if now.running is not None:
-        return State(Phase.RUNNING, started=_seconds(now.running.started_at))
+        return ContainerState(Phase.RUNNING, started=_seconds(now.running.started_at))
     if now.terminated is not None:
-        return State(Phase.TERMINATED, ended=_run(now.terminated))
-    return State(
+        return ContainerState(Phase.TERMINATED, ended=_run(now.terminated))
+    return ContainerState(
         Phase.WAITING,
         "" if now.waiting is None else now.waiting.message,
         None if last.terminated is None else _run(last.terminated),

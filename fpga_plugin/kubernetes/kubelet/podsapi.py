@@ -23,13 +23,13 @@ from fpga_plugin.kubernetes.pod import (
     SANDBOX_CONDITION,
     UNKNOWN_REFERENCE,
     Container,
+    ContainerState,
     NoSuchPodError,
     Phase,
     Pod,
     PodSourceError,
     Reference,
     Run,
-    State,
     Variable,
     config_map_key,
     file_key,
@@ -174,15 +174,15 @@ def _key(selector: core_v1.KeySelector) -> tuple[str, str]:
     return "" if reference is None else reference.name, selector.key
 
 
-def _state(status: core_v1.ContainerStatus) -> State:
+def _state(status: core_v1.ContainerStatus) -> ContainerState:
     now = status.state or core_v1.ContainerState()
     if now.running is not None:
         began = now.running.started_at
-        return State(Phase.RUNNING, started=0 if began is None else began.seconds)
+        return ContainerState(Phase.RUNNING, started=0 if began is None else began.seconds)
     if now.terminated is not None:
-        return State(Phase.TERMINATED, ended=_run(now.terminated))
+        return ContainerState(Phase.TERMINATED, ended=_run(now.terminated))
     last = status.last_state or core_v1.ContainerState()
-    return State(
+    return ContainerState(
         Phase.WAITING,
         "" if now.waiting is None else now.waiting.message,
         None if last.terminated is None else _run(last.terminated),

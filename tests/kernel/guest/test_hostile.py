@@ -17,7 +17,7 @@ from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.linux import LinuxKernel
-from fpga_plugin.hardware.model import Card, CardProblem, Verdict
+from fpga_plugin.hardware.model import AssumptionVerdict, Card, CardProblem
 from fpga_plugin.ids import CardId
 
 IMAGE = RawImage(bytes.fromhex("00112233445566778899aabbccddeeff") + bytes(1000))
@@ -130,7 +130,7 @@ def test_what_is_assumed_of_dma_and_registers_is_read_from_the_real_kernel(slots
     assumed = {one.says: one for one in backend.assumptions(card.id)}
     found = assumed["the kernel keeps root in containers from its registers"]
     # The fake card's file has the size of the BAR that its device had at first.
-    assert found.verdict is Verdict.UNKNOWN, found.seen
+    assert found.verdict is AssumptionVerdict.UNKNOWN, found.seen
     assert "No such device or address" in found.seen
     shared = assumed["an IOMMU keeps its DMA from the host's memory, and from other devices"]
-    assert shared.verdict is Verdict.HOLDS, shared.seen
+    assert shared.verdict is AssumptionVerdict.HOLDS, shared.seen

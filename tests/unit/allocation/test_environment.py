@@ -24,11 +24,11 @@ from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.kubernetes.pod import (
     UNKNOWN_REFERENCE,
     Container,
+    ContainerState,
     Phase,
     Pod,
     Reference,
     Run,
-    State,
     Variable,
     config_map_key,
     file_key,
@@ -360,9 +360,9 @@ def test_both_encodings_are_read_as_go_writes_them(told):
             ),
         ),
         states={
-            "warm-up": State(Phase.TERMINATED, ended=Run(0, 1700000002)),
-            "sidecar": State(Phase.RUNNING, started=1700000004),
-            "app": State(Phase.WAITING, "why", Run(137, 1700000005)),
+            "warm-up": ContainerState(Phase.TERMINATED, ended=Run(0, 1700000002)),
+            "sidecar": ContainerState(Phase.RUNNING, started=1700000004),
+            "app": ContainerState(Phase.WAITING, "why", Run(137, 1700000005)),
         },
         sandbox=True,
     )
@@ -469,14 +469,14 @@ SPEC = {
 
 
 def waiting(message="", ended=None):
-    return State(Phase.WAITING, message, ended)
+    return ContainerState(Phase.WAITING, message, ended)
 
 
 def ended(exit_code, started):
-    return State(Phase.TERMINATED, ended=Run(exit_code, started))
+    return ContainerState(Phase.TERMINATED, ended=Run(exit_code, started))
 
 
-RUNNING = State(Phase.RUNNING)
+RUNNING = ContainerState(Phase.RUNNING)
 
 
 def status(*, sandbox=True, **states):
@@ -597,7 +597,7 @@ AT = 1000.7
         ),
         (
             "app",
-            status(init_1=State(Phase.TERMINATED), init_2=ended(0, 9), app=ended(1, 1001)),
+            status(init_1=ContainerState(Phase.TERMINATED), init_2=ended(0, 9), app=ended(1, 1001)),
             None,
         ),
         # All of them began within one second.

@@ -4,7 +4,7 @@ import pytest
 
 from fpga_plugin.allocation.permission import asks
 from fpga_plugin.allocation.requests.functions import assign_functions
-from fpga_plugin.allocation.requests.parse import FpgaRequest, Target
+from fpga_plugin.allocation.requests.parse import FpgaRequest, RegionTarget
 from fpga_plugin.errors import InvalidRequestError, RefusedError
 from fpga_plugin.ids import (
     AfuId,
@@ -32,7 +32,7 @@ def asked(afu: str, interface: InterfaceId = IFACE, n: str = "1") -> FpgaRequest
 
 
 def assign(*requests: FpgaRequest, also: tuple[ResourceName, ...] = (), on=IFACE):
-    targets = [Target(region=r, device=DeviceId(r), interface_id=on) for r in (P0, P1)]
+    targets = [RegionTarget(region=r, device=DeviceId(r), interface_id=on) for r in (P0, P1)]
     return assign_functions(requests, targets, IFACE, AFU, (name(AFU), *also))
 
 

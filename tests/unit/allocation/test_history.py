@@ -12,10 +12,10 @@ from test_debugging import started
 from test_dra_steps import A, owner
 
 from fpga_plugin.allocation.journal import history
-from fpga_plugin.allocation.journal.history import MOST, Entry, Event, Kind, latest
+from fpga_plugin.allocation.journal.history import MOST, Entry, HistoryEvent, HistoryKind, latest
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.cards.reports import Report, Step
+from fpga_plugin.cards.reports import Report, ReportStep
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.observability import history_writer
@@ -138,7 +138,11 @@ def test_a_restart_tells_no_claim_again(scene, journal):
 
 
 def test_a_scrub_and_a_programming_of_one_report_are_two_events_with_their_times(scene):
-    steps = [Step("quiesce", 0.5), Step("program blank", 1.0), Step("program", 2.0)]
+    steps = [
+        ReportStep("quiesce", 0.5),
+        ReportStep("program blank", 1.0),
+        ReportStep("program", 2.0),
+    ]
     scene.history_writer.reported(
         Report(R0, scrubbed=True, steps=steps, afu_id=AFU, pod=POD, former=frozenset({"old"}))
     )
@@ -150,7 +154,9 @@ def test_a_scrub_and_a_programming_of_one_report_are_two_events_with_their_times
 
 def test_what_failed_says_why(scene):
     scene.history_writer.reported(
-        Report(R0, scrubbed=True, steps=[Step("quiesce", 0.5)], error="x" * 5000, failure="io")
+        Report(
+            R0, scrubbed=True, steps=[ReportStep("quiesce", 0.5)], error="x" * 5000, failure="io"
+        )
     )
     ((_, kind, event),) = scene.told()
     assert kind == "scrubbed"
@@ -160,7 +166,7 @@ def test_what_failed_says_why(scene):
 def test_refusals_alike_in_a_row_are_one(scene):
     for words in ("no", "no", "other", "no"):
         scene.history_writer.refused(POD, [P0], words)
-    scene.history_writer.reported(Report(R0, steps=[Step("program", 1.0)]))
+    scene.history_writer.reported(Report(R0, steps=[ReportStep("program", 1.0)]))
     scene.history_writer.refused(POD, [P0], "no")
     kinds = [event.words for _, kind, event in scene.told() if kind == "refused"]
     assert kinds == ["no", "other", "no", "no"]
@@ -173,23 +179,23 @@ def test_a_refusal_of_devices_that_are_not_there_is_nobodys(scene):
 
 def test_the_last_of_each_kind_are_kept_and_no_more(journal):
     def entries(region, kind, count):
-        return [Entry(region, kind, Event(at=float(i))) for i in range(count)]
+        return [Entry(region, kind, HistoryEvent(at=float(i))) for i in range(count)]
 
-    journal.remember(entries(R1, Kind.SCRUBBED, 3))
+    journal.remember(entries(R1, HistoryKind.SCRUBBED, 3))
     for _ in range(5):
-        journal.remember(entries(R0, Kind.REFUSED, MOST + 7))
-    journal.remember(entries(R0, Kind.CLAIMED, 1))
+        journal.remember(entries(R0, HistoryKind.REFUSED, MOST + 7))
+    journal.remember(entries(R0, HistoryKind.CLAIMED, 1))
     kept = list(latest(journal.path))
     assert len(kept) == MOST + 4
-    refused = [one.event.at for one in kept if one.kind is Kind.REFUSED]
+    refused = [one.event.at for one in kept if one.kind is HistoryKind.REFUSED]
     assert refused == [float(i) for i in reversed(range(7, MOST + 7))], "the newest, newest first"
 
 
 def test_ids_go_on_after_a_restart(journal):
-    journal.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
+    journal.remember([Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=1.0))])
     journal.close()
     again = Journal(journal.path)
-    again.remember([Entry(R0, Kind.CLAIMED, Event(at=2.0))])
+    again.remember([Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=2.0))])
     assert [one.event.at for one in latest(again.path)] == [2.0, 1.0]
     again.close()
 
@@ -198,12 +204,12 @@ def test_all_regions_together_keep_no_more_than_a_start_can_read(journal, monkey
     monkeypatch.setattr(history, "MOST_ROWS", 4)
     for number in range(9):
         region = RegionId(f"{CARD.id}-p{number}")
-        journal.remember([Entry(region, Kind.CLAIMED, Event(at=float(number)))])
+        journal.remember([Entry(region, HistoryKind.CLAIMED, HistoryEvent(at=float(number)))])
     assert [one.event.at for one in latest(journal.path)] == [8.0, 7.0, 6.0, 5.0]
 
 
 def test_what_is_older_than_all_bounds_goes_at_a_start(journal, monkeypatch):
-    journal.remember([Entry(R0, Kind.CLAIMED, Event(at=float(i))) for i in range(9)])
+    journal.remember([Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=float(i))) for i in range(9)])
     journal.close()
     monkeypatch.setattr(history, "MOST_ROWS", 4)
     again = Journal(journal.path)
@@ -224,7 +230,7 @@ def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
     again = Journal(journal.path)
     assert again.set_aside is None
     assert set(again.snapshot.allocations) == {P0}
-    again.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
+    again.remember([Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=1.0))])
     assert len(list(latest(again.path))) == 1
     again.close()
 
@@ -252,15 +258,15 @@ def test_a_row_that_makes_no_sense_costs_no_claim_and_no_further_history(scene, 
     assert again.set_aside is None
     assert not again.left_out
     assert set(again.snapshot.allocations) == {P0}
-    again.remember([Entry(R1, Kind.SCRUBBED, Event(at=2.0))])
-    assert list(latest(again.path)) == [Entry(R1, Kind.SCRUBBED, Event(at=2.0))]
+    again.remember([Entry(R1, HistoryKind.SCRUBBED, HistoryEvent(at=2.0))])
+    assert list(latest(again.path)) == [Entry(R1, HistoryKind.SCRUBBED, HistoryEvent(at=2.0))]
     again.close()
 
 
 def test_a_history_that_cannot_be_written_holds_up_nothing(scene, journal):
     journal.close()
     with pytest.raises(JournalError):
-        journal.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
+        journal.remember([Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=1.0))])
     scene.history_writer.refused(POD, [P0], "no")
     scene.history_writer.close()
 

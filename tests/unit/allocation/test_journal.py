@@ -18,7 +18,7 @@ from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
 
 from fpga_plugin.allocation.journal import rows
-from fpga_plugin.allocation.journal.history import Entry, Event, Kind
+from fpga_plugin.allocation.journal.history import Entry, HistoryEvent, HistoryKind
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.journal.peek import peek
 from fpga_plugin.allocation.journal.records import (
@@ -468,7 +468,7 @@ def test_a_log_is_not_folded_in_again_where_nothing_was_written(path: str, monke
     for write in (
         lambda: None,  # it was opened, which writes
         lambda: journal.write(Change(drained={CARD.id: True})),
-        lambda: journal.remember([Entry(RegionId(P0), Kind.CLAIMED, Event(at=1.0))]),
+        lambda: journal.remember([Entry(RegionId(P0), HistoryKind.CLAIMED, HistoryEvent(at=1.0))]),
     ):
         write()
         begun.clear()

@@ -32,7 +32,7 @@ from ledger_support import (
 )
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Condition, Mode, Ownership
+from fpga_plugin.allocation.journal.records import CardMode, Condition, Ownership
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import DELETE_THE_POD, resource_names
 from fpga_plugin.cards.reads import SILENT
@@ -71,7 +71,7 @@ def test_allocate_allocations_and_prestart_starts(ledger: Ledger) -> None:
     (allocation,) = ledger.device_plugin.allocate(REGIONS, [P0])
     assert allocation.nodes == ((R0, "/dev/dfl-port.0"),)
     assert ledger.ownership(R0) is Ownership.CLAIMED
-    assert (ledger.mode(CARD.id), condition(ledger)) == (Mode.PARTITIONED, Condition.BLANK)
+    assert (ledger.mode(CARD.id), condition(ledger)) == (CardMode.PARTITIONED, Condition.BLANK)
     start(ledger, P0)
     assert (ledger.ownership(R0), condition(ledger)) == (Ownership.STARTED, Condition.PROGRAMMED)
     assert ledger.ownership(R1) is Ownership.FREE
@@ -80,7 +80,7 @@ def test_allocate_allocations_and_prestart_starts(ledger: Ledger) -> None:
 def test_a_whole_allocation_owns_every_region(ledger: Ledger) -> None:
     (allocation,) = ledger.device_plugin.allocate(WHOLE, [BOARD])
     assert list(allocation.grants) == [R0, R1]
-    assert ledger.mode(CARD.id) is Mode.WHOLE
+    assert ledger.mode(CARD.id) is CardMode.WHOLE
     assert {ledger.ownership(r) for r in (R0, R1)} == {Ownership.CLAIMED}
 
 
@@ -430,7 +430,7 @@ def test_deallocate_after_a_refused_allocate_ends_nobody_elses_allocation(ledger
     with pytest.raises(RefusedError):
         ledger.device_plugin.allocate(REGIONS, [P0])
     assert ledger.device_plugin.release([P0]) == ()
-    assert ledger.mode(CARD.id) is Mode.WHOLE
+    assert ledger.mode(CARD.id) is CardMode.WHOLE
 
 
 def test_a_faulted_region_stays_so_when_its_owner_leaves(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from fpga_plugin.allocation.journal.records import (
     Condition,
 )
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
@@ -30,7 +30,7 @@ def ledger() -> Ledger:
     return make_ledger(CARD)[0]
 
 
-def kinds(ledger: Ledger, device: DeviceId = D0) -> set[Kind]:
+def kinds(ledger: Ledger, device: DeviceId = D0) -> set[ObstacleKind]:
     return {one.kind for one in ledger.obstacles.of(device)}
 
 
@@ -42,7 +42,7 @@ def make_dra() -> Ledger:
 
 @pytest.mark.parametrize("kind", REASONS)
 def test_each_reason_is_found_and_says_what_is_so_and_what_to_do(
-    ledger: Ledger, kind: Kind
+    ledger: Ledger, kind: ObstacleKind
 ) -> None:
     assert kind not in kinds(ledger)
     REASONS[kind](ledger)
@@ -54,7 +54,7 @@ def test_each_reason_is_found_and_says_what_is_so_and_what_to_do(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REASONS if kind.stops & Stops.ALLOCATE])
-def test_what_stops_allocate_does_stop_it(ledger: Ledger, kind: Kind) -> None:
+def test_what_stops_allocate_does_stop_it(ledger: Ledger, kind: ObstacleKind) -> None:
     REASONS[kind](ledger)
     owned = D0 in ledger.allocations
     with pytest.raises((RefusedError, UnknownDeviceError)):
@@ -63,7 +63,7 @@ def test_what_stops_allocate_does_stop_it(ledger: Ledger, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REASONS if not kind.stops & Stops.ALLOCATE])
-def test_what_does_not_stop_allocate_does_not(ledger: Ledger, kind: Kind) -> None:
+def test_what_does_not_stop_allocate_does_not(ledger: Ledger, kind: ObstacleKind) -> None:
     REASONS[kind](ledger)
     assert ledger.device_plugin.allocate(REGIONS, [D0])
 
@@ -71,41 +71,45 @@ def test_what_does_not_stop_allocate_does_not(ledger: Ledger, kind: Kind) -> Non
 def test_of_a_whole_card_ports_without_a_driver_and_memory_count(ledger: Ledger) -> None:
     ledger.hardware.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: None}, None)
     ledger.work.set_memory_clear_pending(CARD.id, open_=True)
-    assert {Kind.INCOMPLETE, Kind.MEMORY} <= kinds(ledger, BOARD)
-    assert not {Kind.INCOMPLETE, Kind.MEMORY} & kinds(ledger)
+    assert {ObstacleKind.INCOMPLETE, ObstacleKind.MEMORY} <= kinds(ledger, BOARD)
+    assert not {ObstacleKind.INCOMPLETE, ObstacleKind.MEMORY} & kinds(ledger)
 
 
 def test_the_operator_refuses_cards_that_expose_memory(ledger: Ledger) -> None:
     ledger.obstacles.exposure = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
     untranslated = replace(CARD, iommu=Iommu.NONE)
     ledger.show(untranslated)
-    assert Kind.EXPOSED in kinds(ledger)
+    assert ObstacleKind.EXPOSED in kinds(ledger)
 
 
 def test_modes_restarts_and_releases_of_others_never_take_a_device_from_its_owner() -> None:
     """Invariant 3: only hardware, or the other API, makes an owned device Unhealthy."""
-    stopping = {kind for kind in Kind if Stops.OWNER in kind.stops}
-    hardware = {Kind.GONE, Kind.INCOMPLETE, Kind.FAULTED, Kind.FAILING, Kind.HUNG} | {
-        Kind.REBINDING
-    }
-    assert stopping == hardware | {Kind.RESOURCE_CLAIM}
+    stopping = {kind for kind in ObstacleKind if Stops.OWNER in kind.stops}
+    hardware = {
+        ObstacleKind.GONE,
+        ObstacleKind.INCOMPLETE,
+        ObstacleKind.FAULTED,
+        ObstacleKind.FAILING,
+        ObstacleKind.HUNG,
+    } | {ObstacleKind.REBINDING}
+    assert stopping == hardware | {ObstacleKind.RESOURCE_CLAIM}
 
 
 def test_dirty_stops_the_offer_and_not_allocate() -> None:
-    assert Kind.NOT_CLEAN.stops == Stops.OFFER
+    assert ObstacleKind.NOT_CLEAN.stops == Stops.OFFER
 
 
 def test_with_dra_a_pods_device_is_said_to_the_scheduler() -> None:
     ledger = make_dra()
     ledger.device_plugin.allocate(REGIONS, [D0])
-    assert Kind.POD in kinds(ledger)
-    assert Kind.RESOURCE_CLAIM not in kinds(ledger)
+    assert ObstacleKind.POD in kinds(ledger)
+    assert ObstacleKind.RESOURCE_CLAIM not in kinds(ledger)
 
 
 def test_a_tenancy_alone_decides_nothing_before_its_processes_were_looked_at(
     ledger: Ledger,
 ) -> None:
-    REASONS[Kind.TENANCY](ledger)
+    REASONS[ObstacleKind.TENANCY](ledger)
     for what in Stops:
         assert ledger.obstacles.first(D0, what) is None
 
@@ -115,7 +119,7 @@ def test_the_most_telling_reason_comes_first(ledger: Ledger) -> None:
     ledger.hardware.set_drained(CARD.id, drained=True)
     ledger.hardware.set_failing(CARD.id, {R0: Fault(FaultKind.LASTING, "port: dead")})
     found = [one.kind for one in ledger.obstacles.of(D0)]
-    assert found == [Kind.FAILING, Kind.DRAINED, Kind.NOT_CLEAN]
+    assert found == [ObstacleKind.FAILING, ObstacleKind.DRAINED, ObstacleKind.NOT_CLEAN]
     with pytest.raises(RefusedError, match="is faulted: port: dead"):
         ledger.obstacles.check(D0, Stops.ALLOCATE)
 
@@ -125,7 +129,7 @@ def test_a_card_that_is_not_served_says_why_and_what_helps(ledger: Ledger) -> No
     ledger.problems[CARD.id] = CardProblem(
         PciAddress.parse(CARD.id), "no driver", hint="load dfl-pci"
     )
-    (gone,) = (one for one in ledger.obstacles.of(D0) if one.kind is Kind.GONE)
+    (gone,) = (one for one in ledger.obstacles.of(D0) if one.kind is ObstacleKind.GONE)
     assert gone.message == f"card {CARD.id} is not served: no driver"
     assert gone.tenant.endswith("or mend the card: load dfl-pci")
 
@@ -141,7 +145,7 @@ def test_an_owner_that_started_has_its_region_programmed_and_no_obstacle_but_its
     ledger.device_plugin.allocate(REGIONS, [D0])
     start(ledger, D0)
     assert ledger.record(R0).condition is Condition.PROGRAMMED
-    assert kinds(ledger) == {Kind.OWNED}
+    assert kinds(ledger) == {ObstacleKind.OWNED}
 
 
 def test_nodes_that_lead_elsewhere_refuse_the_container(ledger: Ledger) -> None:

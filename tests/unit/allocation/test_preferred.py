@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import make_ledger, make_lists, scrub, start
 
-from fpga_plugin.allocation.journal.records import Mode
+from fpga_plugin.allocation.journal.records import CardMode
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.preferred import preferred
@@ -248,7 +248,7 @@ def cost(ledger: Ledger, listed, must, choice):
         sum(d.id in ledger.allocations for d in devices),
         len({d.numa_node for d in devices}),
         -sum(
-            card_of(d.id) in required or ledger.mode(card_of(d.id)) is Mode.PARTITIONED
+            card_of(d.id) in required or ledger.mode(card_of(d.id)) is CardMode.PARTITIONED
             for d in devices
         ),
         len(cards),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fpga_plugin.allocation.requests.parse import (
     FpgaRequest,
     NamedBitstream,
-    Target,
+    RegionTarget,
     assign,
     check_limits,
     parse_requests,
@@ -333,7 +333,7 @@ def test_names_of_variables_in_messages_are_cut():
 
 def target(port, iface=IFACE, card=CARD, device=None):
     region = RegionId(f"{card}-p{port}")
-    return Target(region=region, device=device or region, interface_id=InterfaceId(iface))
+    return RegionTarget(region=region, device=device or region, interface_id=InterfaceId(iface))
 
 
 def requests_of(*ifaces):

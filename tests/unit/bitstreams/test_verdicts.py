@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from fpga_plugin.bitstreams.files import Content
-from fpga_plugin.bitstreams.verdicts import Verdict, Verdicts
+from fpga_plugin.bitstreams.verdicts import FileVerdict, Verdicts
 from fpga_plugin.errors import NotPermittedError
 
 FILE, OTHER = "a/b.gbs", "a/c.gbs"
 CONTENT = Content("d" * 64, 5)
-GOOD = Verdict((1, 2, 3), "signed", CONTENT, "c" * 64)
-BAD = Verdict((1, 2, 3), "signed", CONTENT, "e" * 64, problem=NotPermittedError("not signed"))
+GOOD = FileVerdict((1, 2, 3), "signed", CONTENT, "c" * 64)
+BAD = FileVerdict((1, 2, 3), "signed", CONTENT, "e" * 64, problem=NotPermittedError("not signed"))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_threads_change_what_is_known_one_after_the_other(verdicts):
             looked("&=")
             return Confirmed(set(self) & set(others))
 
-    class Known(dict[str, Verdict]):
+    class Known(dict[str, FileVerdict]):
         def items(self) -> Any:
             looked("items")
             return super().items()

@@ -24,7 +24,7 @@ from fpga_plugin.errors import NoSourceError, RefusedError
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet import podsapi
 from fpga_plugin.kubernetes.names import PodName, PodUid
-from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State
+from fpga_plugin.kubernetes.pod import Container, ContainerState, Phase, Pod, Run
 
 CARD = make_card(1)
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -147,7 +147,7 @@ def pod(*runs, ended=True, annotations=None, names=("app",)):
 
 
 def ran(code):
-    return State(Phase.TERMINATED, ended=Run(code, 1))
+    return ContainerState(Phase.TERMINATED, ended=Run(code, 1))
 
 
 class Pods:
@@ -244,7 +244,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
 
 @pytest.mark.parametrize(
     "answer",
-    [None, pod(State(Phase.RUNNING), ended=False), pod(ended=False)],
+    [None, pod(ContainerState(Phase.RUNNING), ended=False), pod(ended=False)],
     ids=["nobody reports", "it runs", "it waits"],
 )
 def test_without_a_failure_it_is_scrubbed_soon(answer):
@@ -451,7 +451,7 @@ def test_which_containers_count():
     assert failure(both, ["app"]) == ""
     assert failure(both, ["log"]) == "container 'log' ended with exit code 7"
     assert failure(both, []) == "container 'log' ended with exit code 7"
-    again = pod(State(Phase.RUNNING, ended=Run(3, 1)), ended=False)
+    again = pod(ContainerState(Phase.RUNNING, ended=Run(3, 1)), ended=False)
     assert failure(again, ["app"]) is None
 
 

@@ -12,8 +12,8 @@ from fpga_plugin.host.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 from fpga_plugin.settings.settings import (
     SETTINGS,
     BackendKind,
-    Mode,
     RecoveryPolicy,
+    ServedApi,
     Setting,
     Settings,
     load_settings,
@@ -115,7 +115,7 @@ def test_a_dra_driver_reads_kubelets_root_and_writes_where_its_sockets_and_files
     tmp_path: Path,
 ):
     root, cdi = str(tmp_path), "/var/run/cdi"
-    settings = Settings(mode=Mode.DRA, kubelet_root=root, backend=BackendKind.SIMULATED)
+    settings = Settings(mode=ServedApi.DRA, kubelet_root=root, backend=BackendKind.SIMULATED)
     allowed, _ = rules(settings, rebinds=False)
     without, _ = rules(Settings(backend=BackendKind.SIMULATED), rebinds=False)
     sockets = {f"{root}/plugins/fpga.intel.com", f"{root}/plugins_registry"}
@@ -232,7 +232,7 @@ def test_each_path_that_a_setting_names_is_reached(setting: Setting, tmp_path: P
     (path / "bus").mkdir(parents=True)
     allowed: set[Path] = set()
     for kind in ("dfl", "simulated"):
-        for mode in Mode:
+        for mode in ServedApi:
             environ = {
                 "FPGA_PLUGIN_BACKEND": kind,
                 "FPGA_PLUGIN_MODE": mode.value,

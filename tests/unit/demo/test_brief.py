@@ -6,9 +6,16 @@ import pytest
 from repository import ROOT
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
-from fpga_plugin.cards.reports import Report, Step
+from fpga_plugin.cards.reports import Report, ReportStep
 from fpga_plugin.demo.brief import BriefOutput
-from fpga_plugin.demo.events import Advertised, Call, Failure, RegionState, Warned, Work
+from fpga_plugin.demo.events import (
+    Advertised,
+    Failure,
+    KubeletCall,
+    RegionShown,
+    RegionWork,
+    Warned,
+)
 from fpga_plugin.demo.manifest import read_manifest
 from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ResourceName
@@ -37,13 +44,13 @@ def shown(*events, detail=True, names=None, stream=None) -> list[str]:
 
 
 def call(method, *devices, status="OK"):
-    return Call(method, REGIONS, tuple(map(DeviceId, devices)), status, "", 0.0123)
+    return KubeletCall(method, REGIONS, tuple(map(DeviceId, devices)), status, "", 0.0123)
 
 
 def work(condition, *, scrubbed=False, error="", afu=AFU):
-    steps = [Step("program", 0.25), Step("verify", 0.001)]
+    steps = [ReportStep("program", 0.25), ReportStep("verify", 0.001)]
     report = Report(P0, scrubbed=scrubbed, steps=steps, afu_id=afu, error=error)
-    return Work(report, condition)
+    return RegionWork(report, condition)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def work(condition, *, scrubbed=False, error="", afu=AFU):
         call("GetPreferredAllocation", P0),
         Advertised(REGIONS, (P0, P1), (P0,), (P0, P1), (P0, P1)),
         Advertised(REGIONS, (P0, P1), (P0, P1), (P0,), (P0,)),
-        RegionState(P0, Ownership.FREE, Condition.SCRUBBING, None),
+        RegionShown(P0, Ownership.FREE, Condition.SCRUBBING, None),
         Failure("the verdict has it"),
     ],
 )
@@ -112,7 +119,7 @@ def test_work_that_failed_shows_why():
 
 def test_a_region_that_its_owner_left_is_shown_once():
     def state(ownership, condition):
-        return RegionState(P0, ownership, condition, None)
+        return RegionShown(P0, ownership, condition, None)
 
     lines = shown(
         state(Ownership.CLAIMED, Condition.BLANK),

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
-from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.demo.scheduling import UnschedulableError, effective_requests, schedule
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -219,8 +219,8 @@ def test_a_file_beyond_the_api_servers_limit_is_not_read(read):
         read("#" * (2 * 1024 * 1024))
 
 
-def container(name: str, count: int, *, restartable: bool = False) -> Container:
-    return Container(name=name, devices={REGIONS: count}, restartable=restartable)
+def container(name: str, count: int, *, restartable: bool = False) -> DemoContainer:
+    return DemoContainer(name=name, devices={REGIONS: count}, restartable=restartable)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.podresources import NoListReason, PodResourcesError
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
-from fpga_plugin.kubernetes.pod import Phase, Pod, State
+from fpga_plugin.kubernetes.pod import ContainerState, Phase, Pod
 
 REGION = "0000-10-00.0-p0"
 BOTH = frozenset({REGION, "0000-10-00.0-p1"})
@@ -280,7 +280,11 @@ class World:
         self.on_ask()
         if self.error is not None:
             raise self.error
-        state = State(Phase.RUNNING, started=self.started) if self.started else State()
+        state = (
+            ContainerState(Phase.RUNNING, started=self.started)
+            if self.started
+            else ContainerState()
+        )
         return Pod(namespace="tenant", name="compress", uid=uid, states={"app": state})
 
     def restart_kubelet(self, *, instance: str = "k2") -> float:

@@ -19,7 +19,7 @@ from fpga_plugin.deviceplugin import environment, next_container
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.kubernetes.names import PodUid
-from fpga_plugin.kubernetes.pod import Container, Phase, Pod, Run, State, Variable
+from fpga_plugin.kubernetes.pod import Container, ContainerState, Phase, Pod, Run, Variable
 
 P0, P1 = (device(make_card(), port) for port in range(2))
 ASKS = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": AFU}
@@ -41,7 +41,7 @@ class Pods(PodDirectory):
         )
         self.shows()
 
-    def shows(self, *, sandbox: bool | None = True, **states: State) -> None:
+    def shows(self, *, sandbox: bool | None = True, **states: ContainerState) -> None:
         """What kubelet says of its containers from now on."""
         self._pod = Pod(
             namespace="n",
@@ -117,8 +117,8 @@ class Cgroups:
         return self.running
 
 
-def waits(words: str) -> State:
-    return State(Phase.WAITING, f"PreStartContainer failed: {words}")
+def waits(words: str) -> ContainerState:
+    return ContainerState(Phase.WAITING, f"PreStartContainer failed: {words}")
 
 
 def starts(source: StockEnvironment) -> str:
@@ -188,9 +188,9 @@ def test_what_was_known_before_a_question_without_an_answer_is_known_after_it(po
     who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=True))
     source.started(who, [P0])
     began = int(time.time()) + 1
-    pods.shows(init=State(Phase.RUNNING, started=began))
+    pods.shows(init=ContainerState(Phase.RUNNING, started=began))
     assert not starts(source)
-    pods.shows(init=State(Phase.TERMINATED, ended=Run(0, began)))
+    pods.shows(init=ContainerState(Phase.TERMINATED, ended=Run(0, began)))
     assert starts(source) == "app"
 
 
@@ -205,7 +205,7 @@ def lagging(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Pods:
     return pods
 
 
-def asked_about(pods: Pods, **states: State) -> StockEnvironment:
+def asked_about(pods: Pods, **states: ContainerState) -> StockEnvironment:
     """A plugin whose last refusal kubelet quotes at the app."""
     source = StockEnvironment(pods, cgroups=Cgroups("pause"), settle=SETTLE)  # type: ignore[arg-type]
     assert not starts(source)
@@ -218,7 +218,7 @@ def asked_about(pods: Pods, **states: State) -> StockEnvironment:
 def test_a_status_that_still_changes_proves_nothing(lagging: Pods) -> None:
     """Invariant 2: it is on its way to show that the other container runs."""
     source = asked_about(lagging)
-    on_their_way = [waits("PodInitializing"), State(Phase.RUNNING, started=9)]
+    on_their_way = [waits("PodInitializing"), ContainerState(Phase.RUNNING, started=9)]
 
     def goes_on() -> None:
         if lagging.reads > 1 and on_their_way:
@@ -234,6 +234,6 @@ def test_a_status_that_still_changes_proves_nothing(lagging: Pods) -> None:
 
 
 def test_a_status_that_lags_is_not_asked_for_all_the_time(lagging: Pods) -> None:
-    source = asked_about(lagging, init=State(Phase.RUNNING, started=9))
+    source = asked_about(lagging, init=ContainerState(Phase.RUNNING, started=9))
     assert not starts(source)
     assert lagging.reads == 1

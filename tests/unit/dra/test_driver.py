@@ -35,9 +35,9 @@ from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.grpc.fixed_socket import SUN_PATH, SocketError, registry_path
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
 from fpga_plugin.kubernetes.messages.pluginregistration import PluginInfo
-from fpga_plugin.settings.settings import Advertise, Mode, Settings
+from fpga_plugin.settings.settings import Advertise, ServedApi, Settings
 
-SETTINGS = Settings(mode=Mode.DRA, node_name="node-a", kubelet_root=".", cdi_dir="cdi")
+SETTINGS = Settings(mode=ServedApi.DRA, node_name="node-a", kubelet_root=".", cdi_dir="cdi")
 SOCKET = Path(socket_path(SETTINGS))
 REGISTRY = Path(registry_path(".", PREFIX))
 REFUSED = "endpoint already registered"

@@ -37,7 +37,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
-from fpga_plugin.settings.settings import Mode, RecoveryPolicy, ScrubPolicy
+from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy, ServedApi
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
 B = ClaimUid("00000000-0000-4000-8000-00000000000b")
@@ -121,7 +121,7 @@ class ClaimScene(Scene):
             scrub=ScrubPolicy.REQUIRED,
             recovery=self.recovery,
             api={
-                "mode": Mode.DRA,
+                "mode": ServedApi.DRA,
                 "node_name": "node-a",
                 "cdi_dir": str(self.folder / "cdi"),
                 "kubelet_root": str(self.folder),

@@ -39,7 +39,7 @@ from fpga_plugin.ids import BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid
-from fpga_plugin.settings.settings import Mode, ScrubPolicy
+from fpga_plugin.settings.settings import ScrubPolicy, ServedApi
 
 TRACES = sorted((ROOT / "tests/traces/claims").glob("*.txt"))
 BLANK_CLAIM = 2
@@ -169,7 +169,7 @@ class Replay:
             self.journal,
             scrub=ScrubPolicy.REQUIRED,
             api={
-                "mode": Mode.DRA,
+                "mode": ServedApi.DRA,
                 "node_name": "node-a",
                 "cdi_dir": str(self.folder / "cdi"),
                 "kubelet_root": str(self.folder),

@@ -15,10 +15,10 @@ import pytest
 from fpga_plugin.dra.desired import CounterSet, Device, Effect, Form, Slice, Taint
 from fpga_plugin.dra.pool import (
     MAX_NAME,
-    Plan,
     Pool,
     PoolOf,
     ResourceSlice,
+    SlicePlan,
     lost,
 )
 
@@ -66,7 +66,7 @@ def there(slices: dict[str, Slice], generation: int = 1) -> dict[str, ResourceSl
     }
 
 
-def plan(want: dict[str, Slice], have: dict[str, ResourceSlice], **accepted: Any) -> Plan:
+def plan(want: dict[str, Slice], have: dict[str, ResourceSlice], **accepted: Any) -> SlicePlan:
     return POOL.plan(want, have, accepted=accepted)
 
 
@@ -159,14 +159,16 @@ def test_what_is_replaced_is_what_was_seen_and_a_taint_keeps_its_time() -> None:
 
 
 def test_a_pool_is_made_whole_and_then_left_alone() -> None:
-    assert plan(wanted(), {}) == Plan(1, (), NAMES)
+    assert plan(wanted(), {}) == SlicePlan(1, (), NAMES)
     nothing = plan(wanted(), there(wanted()))
-    assert nothing == Plan(1)
+    assert nothing == SlicePlan(1)
     assert not nothing
 
 
-@pytest.mark.parametrize("what", [Plan(1, ("a",)), Plan(1, (), ("a",)), Plan(1, ("a",), ("b",))])
-def test_whatever_is_to_be_done_is_a_reason_to_do_it(what: Plan) -> None:
+@pytest.mark.parametrize(
+    "what", [SlicePlan(1, ("a",)), SlicePlan(1, (), ("a",)), SlicePlan(1, ("a",), ("b",))]
+)
+def test_whatever_is_to_be_done_is_a_reason_to_do_it(what: SlicePlan) -> None:
     assert what
 
 
@@ -174,12 +176,12 @@ def test_whatever_is_to_be_done_is_a_reason_to_do_it(what: Plan) -> None:
 def test_one_slice_that_differs_is_replaced_in_its_place(generation: int) -> None:
     """The pool is used all the time: a taint must not wait for it."""
     have = there(wanted(), generation)
-    assert plan(wanted(device(0, DIRTY)), have) == Plan(generation, (), (FIRST,))
+    assert plan(wanted(device(0, DIRTY)), have) == SlicePlan(generation, (), (FIRST,))
 
 
 def test_several_that_differ_make_a_new_generation_of_all() -> None:
     want = wanted(device(0, DIRTY), more=[device(1, DIRTY)])
-    assert plan(want, there(wanted())) == Plan(2, (), NAMES)
+    assert plan(want, there(wanted())) == SlicePlan(2, (), NAMES)
 
 
 @pytest.mark.parametrize("missing", NAMES)
@@ -188,7 +190,7 @@ def test_a_missing_slice_makes_a_new_generation_that_ends_with_it(missing: str) 
     have = there(wanted())
     del have[missing]
     rest = tuple(name for name in NAMES if name != missing)
-    assert plan(wanted(), have) == Plan(2, (), (*rest, missing))
+    assert plan(wanted(), have) == SlicePlan(2, (), (*rest, missing))
 
 
 @pytest.mark.parametrize(
@@ -206,11 +208,11 @@ def test_slices_that_do_not_count_together_are_all_written_anew(name: str, pool:
     """As a death in the middle of a generation leaves them, or somebody else."""
     have = there(wanted(), 2)
     have[name].spec.pool = pool
-    assert plan(wanted(), have) == Plan(max(2, pool.generation) + 1, (), NAMES)
+    assert plan(wanted(), have) == SlicePlan(max(2, pool.generation) + 1, (), NAMES)
 
 
 def test_a_pool_without_a_generation_gets_one() -> None:
-    assert plan(wanted(), there(wanted(), 0)) == Plan(1, (), NAMES)
+    assert plan(wanted(), there(wanted(), 0)) == SlicePlan(1, (), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -226,29 +228,29 @@ def test_obsolete_slices_go_without_a_new_generation_only_if_they_are_of_an_olde
     """One of this generation was counted in: the others' counts are of a pool with it."""
     have = there(wanted(), 2)
     old, same, newer = (stray(name, generation=n) for name, n in (("x", 1), ("y", 2), ("z", 3)))
-    assert plan(wanted(), have | old) == Plan(2, ("x",))
-    assert plan(wanted(device(7)), have | old) == Plan(2, ("x",), (FIRST,))
-    assert plan(wanted(), have | same) == Plan(3, ("y",), NAMES)
-    assert plan(wanted(), have | old | same) == Plan(3, ("x", "y"), NAMES)
-    assert plan(wanted(), have | newer) == Plan(4, ("z",), NAMES)
+    assert plan(wanted(), have | old) == SlicePlan(2, ("x",))
+    assert plan(wanted(device(7)), have | old) == SlicePlan(2, ("x",), (FIRST,))
+    assert plan(wanted(), have | same) == SlicePlan(3, ("y",), NAMES)
+    assert plan(wanted(), have | old | same) == SlicePlan(3, ("x", "y"), NAMES)
+    assert plan(wanted(), have | newer) == SlicePlan(4, ("z",), NAMES)
 
 
 @pytest.mark.parametrize("other", [{"driver": "gpu.example.com"}, {"nodeName": "node-b"}])
 def test_what_others_have_is_not_deleted_and_does_not_count(other: dict[str, str]) -> None:
     foreign = stray("foreign", generation=9, **other)
-    assert plan(wanted(), there(wanted()) | foreign) == Plan(1)
-    assert plan(wanted(), foreign) == Plan(1, (), NAMES)
+    assert plan(wanted(), there(wanted()) | foreign) == SlicePlan(1)
+    assert plan(wanted(), foreign) == SlicePlan(1, (), NAMES)
 
 
 def test_what_the_server_made_of_a_slice_is_no_difference_as_long_as_both_stay_so() -> None:
     have = there(wanted())
     have[FIRST].spec.devices = [{"name": "r0", "attributes": {}}]
     before = POOL.content(wanted()[FIRST]), have[FIRST].spec.content
-    assert plan(wanted(), have) == Plan(1, (), (FIRST,))
-    assert plan(wanted(), have, **{FIRST: before}) == Plan(1)
-    assert plan(wanted(device(5)), have, **{FIRST: before}) == Plan(1, (), (FIRST,))
+    assert plan(wanted(), have) == SlicePlan(1, (), (FIRST,))
+    assert plan(wanted(), have, **{FIRST: before}) == SlicePlan(1)
+    assert plan(wanted(device(5)), have, **{FIRST: before}) == SlicePlan(1, (), (FIRST,))
     have[FIRST].spec.devices = []
-    assert plan(wanted(), have, **{FIRST: before}) == Plan(1, (), (FIRST,))
+    assert plan(wanted(), have, **{FIRST: before}) == SlicePlan(1, (), (FIRST,))
 
 
 def tainted(taints: Any) -> dict[str, ResourceSlice]:
@@ -261,7 +263,7 @@ def tainted(taints: Any) -> dict[str, ResourceSlice]:
 def test_the_time_that_the_server_adds_to_a_taint_is_no_difference() -> None:
     (taint,) = sent(FIRST, wanted(device(0, DIRTY))[FIRST])["spec"]["devices"][0]["taints"]
     timed = taint | {"timeAdded": "2026-01-01T00:00:00Z"}
-    assert plan(wanted(device(0, DIRTY)), tainted([timed])) == Plan(1)
+    assert plan(wanted(device(0, DIRTY)), tainted([timed])) == SlicePlan(1)
     for other in ({"effect": "NoSchedule"}, {"value": "x"}, {"key": "x"}):
         assert plan(wanted(device(0, DIRTY)), tainted([timed | other])), other
 
@@ -270,7 +272,7 @@ def test_the_time_that_the_server_adds_to_a_taint_is_no_difference() -> None:
 def test_a_taint_that_is_gone_or_makes_no_sense_is_put_right(taints: Any) -> None:
     have = tainted(taints)
     want = wanted(device(0, DIRTY))
-    assert plan(want, copy.deepcopy(have)) == Plan(1, (), (FIRST,))
+    assert plan(want, copy.deepcopy(have)) == SlicePlan(1, (), (FIRST,))
     again = sent(FIRST, want[FIRST], before=have[FIRST])
     assert again["spec"] == sent(FIRST, want[FIRST])["spec"]
 

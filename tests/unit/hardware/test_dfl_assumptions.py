@@ -6,7 +6,7 @@ import pytest
 from doubles.dfl import ADDRESS, CARD, FakeKernel
 
 from fpga_plugin.hardware.dfl.backend import DflBackend
-from fpga_plugin.hardware.model import Verdict
+from fpga_plugin.hardware.model import AssumptionVerdict
 from fpga_plugin.ids import CardId
 
 PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
@@ -38,17 +38,21 @@ def sound() -> FakeKernel:
 
 
 def fails(kernel: FakeKernel) -> list[str]:
-    return [says for says, one in look(kernel).items() if one.verdict is Verdict.FAILS]
+    return [says for says, one in look(kernel).items() if one.verdict is AssumptionVerdict.FAILS]
 
 
 def test_of_a_sound_card_everything_that_can_be_read_holds_and_the_rest_is_on_trust():
     assert fails(sound()) == []
-    unknown = [one.says for one in look(sound()).values() if one.verdict is Verdict.UNKNOWN]
+    unknown = [
+        one.says for one in look(sound()).values() if one.verdict is AssumptionVerdict.UNKNOWN
+    ]
     assert "the port's AFU id follows the image" in unknown
 
 
 def on_trust(kernel: FakeKernel) -> str:
-    return "; ".join(one.says for one in look(kernel).values() if one.verdict is Verdict.UNKNOWN)
+    return "; ".join(
+        one.says for one in look(kernel).values() if one.verdict is AssumptionVerdict.UNKNOWN
+    )
 
 
 def test_what_is_on_trust_is_of_this_cards_kind():
@@ -96,9 +100,9 @@ def test_a_slot_needs_the_driver_that_gives_its_functions_away():
     kernel = sound()
     kernel.remove(f"{PORT}/afu_id")
     says = "vfio-pci is there to have these functions"
-    assert look(kernel)[says].verdict is Verdict.HOLDS
+    assert look(kernel)[says].verdict is AssumptionVerdict.HOLDS
     kernel.remove("/sys/bus/pci/drivers/vfio-pci")
-    assert look(kernel)[says].verdict is Verdict.FAILS
+    assert look(kernel)[says].verdict is AssumptionVerdict.FAILS
 
 
 def _identity(kernel: FakeKernel) -> None:
@@ -180,11 +184,17 @@ def _mappable(kernel: FakeKernel) -> None:
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
-        (_mappable, Verdict.FAILS),
-        (lambda kernel: None, Verdict.HOLDS),
-        (lambda kernel: kernel.map_errors.update({RESOURCE: errno.EPERM}), Verdict.HOLDS),
-        (lambda kernel: kernel.map_errors.update({RESOURCE: errno.ENODEV}), Verdict.UNKNOWN),
-        (lambda kernel: kernel.open_errors.update({RESOURCE: errno.EROFS}), Verdict.UNKNOWN),
+        (_mappable, AssumptionVerdict.FAILS),
+        (lambda kernel: None, AssumptionVerdict.HOLDS),
+        (lambda kernel: kernel.map_errors.update({RESOURCE: errno.EPERM}), AssumptionVerdict.HOLDS),
+        (
+            lambda kernel: kernel.map_errors.update({RESOURCE: errno.ENODEV}),
+            AssumptionVerdict.UNKNOWN,
+        ),
+        (
+            lambda kernel: kernel.open_errors.update({RESOURCE: errno.EROFS}),
+            AssumptionVerdict.UNKNOWN,
+        ),
     ],
 )
 def test_whether_root_in_a_container_could_map_the_registers_is_tried(change, verdict):
@@ -193,7 +203,7 @@ def test_whether_root_in_a_container_could_map_the_registers_is_tried(change, ve
     found = look(kernel)[REGISTERS]
     assert found.verdict is verdict
     assert RESOURCE in found.seen
-    if verdict is Verdict.FAILS:
+    if verdict is AssumptionVerdict.FAILS:
         assert "iomem=relaxed" in found.seen
 
 

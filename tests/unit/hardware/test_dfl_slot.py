@@ -24,7 +24,7 @@ from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
 from fpga_plugin.hardware.simulated.factory import simulated_backend
-from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Link
+from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Symlink
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress
 from fpga_plugin.settings.settings import SimulatedGroup, SimulatedKind
 
@@ -394,7 +394,7 @@ def edit(rig, path, change):
             if wanted == target or wanted.startswith(f"{target}/"):
                 if node is None:
                     raise FileNotFoundError(errno.ENOENT, "gone", wanted)
-                if isinstance(node, Link):
+                if isinstance(node, Symlink):
                     return resolve(node.target + wanted.removeprefix(target))
                 return wanted, node
         return resolve(wanted)
@@ -500,7 +500,7 @@ def test_functions_that_somebody_has_open_are_not_removed_from_under_him(rig):
 
 def test_functions_with_somebody_elses_driver_are_not_removed(rig):
     edit(rig, "/sys/bus/pci/drivers", {"uio": Fixed({})})
-    edit(rig, f"{PCI}/{VF_2}", {"driver": Link("/sys/bus/pci/drivers/uio")})
+    edit(rig, f"{PCI}/{VF_2}", {"driver": Symlink("/sys/bus/pci/drivers/uio")})
     with pytest.raises(RefusedError, match=f"{VF_2} has the driver 'uio'"):
         rig.backend.make_functions(CARD, make=False)
     assert rig.drivers() == ["", ""]
@@ -508,7 +508,7 @@ def test_functions_with_somebody_elses_driver_are_not_removed(rig):
 
 def test_functions_with_an_open_port_are_not_removed(rig):
     """As Linux' own dfl-pci has them: the port is a virtual function's."""
-    port = Link(f"{PCI}/{PF}/fpga_region/region0/dfl-port.0")
+    port = Symlink(f"{PCI}/{PF}/fpga_region/region0/dfl-port.0")
     edit(
         rig,
         f"{PCI}/{VF}",
@@ -516,7 +516,7 @@ def test_functions_with_an_open_port_are_not_removed(rig):
             "fpga_region/region1/dfl-port.0": port,
             "fpga_region/region1": Fixed({"dfl-port.0": port}),
             "fpga_region": Fixed({"region1": Fixed({})}),
-            "driver": Link("/sys/bus/pci/drivers/dfl-pci"),
+            "driver": Symlink("/sys/bus/pci/drivers/dfl-pci"),
         },
     )
     handle = rig.kernel.open("/dev/dfl-port.0", os.O_RDWR)
@@ -560,7 +560,7 @@ def test_an_iommu_that_does_not_translate_is_allowed_by_name_only(tmp_path, allo
 
 
 def test_a_group_with_a_stranger_is_not_given_away_and_a_bridge_is_none(rig):
-    function = Link(f"{PCI}/{PF}")
+    function = Symlink(f"{PCI}/{PF}")
     members = {"0000:10:00.2": function, "0000:00:01.0": function}
     edit(rig, "/sys/kernel/iommu_groups/257", {"devices": Fixed(members)})
     assert "shares IOMMU group 257 with 0000:00:01.0" in rig.problem.message
@@ -570,7 +570,7 @@ def test_a_group_with_a_stranger_is_not_given_away_and_a_bridge_is_none(rig):
 
 def test_a_function_with_another_driver_is_left_to_it(rig):
     card = rig.card
-    edit(rig, f"{PCI}/{VF_2}", {"driver": Link("/sys/bus/pci/drivers/dfl-pci")})
+    edit(rig, f"{PCI}/{VF_2}", {"driver": Symlink("/sys/bus/pci/drivers/dfl-pci")})
     with pytest.raises(SlotUnusableError, match=f"{VF_2} of the slot has the driver 'dfl-pci'"):
         rig.backend.open_port(card, card.regions[0])
     assert rig.drivers() == ["", ""]
@@ -689,7 +689,7 @@ def second_function(rig, *others):
     group = {"9/type": "DMA-FQ", "9/name": None, "9/devices": Fixed({str(VF): ""})}
     edit(rig, groups, {**group, "9": Fixed({})})
     function = {
-        f"{VF}/iommu_group": Link(f"{groups}/9"),
+        f"{VF}/iommu_group": Symlink(f"{groups}/9"),
         f"{VF}/vendor": "0x8086",
         f"{VF}/physfn": None,
     }

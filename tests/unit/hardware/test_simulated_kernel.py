@@ -14,7 +14,7 @@ from doubles import LIMIT
 
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import SimulatedGroup
@@ -563,7 +563,7 @@ def test_unbinding_under_an_open_port_is_a_kernel_oops(kernel, directory, tenant
 def test_the_runbook_has_a_word_for_each_fault():
     text = (Path(__file__).parents[3] / "docs/runbook.md").read_text()
     _, _, section = text.partition("## Rehearse trouble")
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)) == set(Fault)
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)) == set(SimulatedFault)
 
 
 @pytest.mark.parametrize("other", [True, False])

@@ -8,7 +8,7 @@ from doubles.alveo import CARD, CARD_2, Rig
 from doubles.xclbins import ALVEO
 
 from fpga_plugin.hardware.image import Xclbin
-from fpga_plugin.hardware.model import Iommu, Verdict
+from fpga_plugin.hardware.model import AssumptionVerdict, Iommu
 
 PF0, PF1 = "/sys/bus/pci/devices/0000:10:00.0", "/sys/bus/pci/devices/0000:10:00.1"
 
@@ -156,20 +156,20 @@ def test_what_a_qdma_shell_has_beside_the_render_node_is_granted(rig: Rig):
 
 def test_assumptions_say_what_holds_and_what_is_on_trust(rig: Rig):
     found = {one.says: one for one in rig.backend.assumptions(CARD)}
-    assert found["it is ready"].verdict is Verdict.HOLDS
-    assert found["it is a card that is known"].verdict is Verdict.HOLDS
-    assert found["it takes xclbins without a signature"].verdict is Verdict.HOLDS
-    trust = [one for one in found.values() if one.verdict is Verdict.UNKNOWN]
+    assert found["it is ready"].verdict is AssumptionVerdict.HOLDS
+    assert found["it is a card that is known"].verdict is AssumptionVerdict.HOLDS
+    assert found["it takes xclbins without a signature"].verdict is AssumptionVerdict.HOLDS
+    trust = [one for one in found.values() if one.verdict is AssumptionVerdict.UNKNOWN]
     assert any("untested on hardware" in one.says for one in trust)
     rig.kernel.instead[f"{PF0}/recovery"] = "1"
     rig.kernel.instead[f"{PF0}/config_mailbox_channel_disable"] = "0x100"
     found = {one.says: one for one in rig.backend.assumptions(CARD)}
-    assert found["it is ready"].verdict is Verdict.FAILS
-    assert found["the mask of mailbox requests reaches PF1"].verdict is Verdict.FAILS
+    assert found["it is ready"].verdict is AssumptionVerdict.FAILS
+    assert found["the mask of mailbox requests reaches PF1"].verdict is AssumptionVerdict.FAILS
     rig.kernel.instead["/device"] = "0x9999"
     rig.kernel.instead["/sec_level"] = "1"
     found = {one.says: one for one in rig.backend.assumptions(CARD)}
-    assert found["it is a card that is known"].verdict is Verdict.FAILS
-    assert found["it takes xclbins without a signature"].verdict is Verdict.UNKNOWN
+    assert found["it is a card that is known"].verdict is AssumptionVerdict.FAILS
+    assert found["it takes xclbins without a signature"].verdict is AssumptionVerdict.UNKNOWN
     rig.board().unbind(user=True)
     assert rig.backend.assumptions(CARD)

@@ -48,7 +48,7 @@ def verdict(architecture: str, number: int, *arguments: int, audit: int | None =
                 raise AssertionError(code)
 
 
-def number(call: refused_calls.Call, architecture: str) -> int:
+def number(call: refused_calls.SystemCall, architecture: str) -> int:
     found = getattr(call, architecture)
     assert isinstance(found, int)
     return found

@@ -13,7 +13,7 @@ from obstacle_reasons import BOARD, CARD, D0, D1, R0, R1, REASONS, tenancy
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.obstacles import Kind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.hardware.model import Iommu
@@ -21,7 +21,7 @@ from fpga_plugin.observability.cards import look
 from fpga_plugin.observability.schema import CardView
 from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.observability.table import reasons
-from fpga_plugin.plugin import Node, Plugin
+from fpga_plugin.plugin import NodeParts, Plugin
 from fpga_plugin.settings.settings import Advertise, Exposure, Settings
 
 
@@ -33,7 +33,7 @@ class Link(NoLink):
 
 def plugin_on(ledger: Ledger, advertise: Advertise = Advertise.BOTH) -> Plugin:
     settings = Settings(advertise=advertise, kubelet_dir="/nowhere")
-    node = Node(
+    node = NodeParts(
         backend=Rack([], lambda _: None),  # type: ignore[arg-type]
         store=Images(),  # type: ignore[arg-type]
         pods=Checkpoint([]),
@@ -64,20 +64,23 @@ def stranger(ledger: Ledger) -> None:
     ledger.commit(tenancy(R1, *CARD.regions[0].grant.nodes, left=False))
 
 
-CAUSES: list[tuple[Kind, Callable[[Ledger], object]]] = [
+CAUSES: list[tuple[ObstacleKind, Callable[[Ledger], object]]] = [
     *REASONS.items(),
-    (Kind.EXPOSED, untranslated),
-    (Kind.INCOMPLETE, half),
-    (Kind.MEMORY, lambda one: one.work.set_memory_clear_pending(CARD.id, open_=True)),
-    (Kind.STRANGER, stranger),
+    (ObstacleKind.EXPOSED, untranslated),
+    (ObstacleKind.INCOMPLETE, half),
+    (ObstacleKind.MEMORY, lambda one: one.work.set_memory_clear_pending(CARD.id, open_=True)),
+    (ObstacleKind.STRANGER, stranger),
 ]
 UNHEALTHY = [case for case in CAUSES if case[0].stops & (Stops.OFFER | Stops.OWNER)]
-WORDS = {Kind.EXPOSED: "its IOMMU mode is ", Kind.MEMORY: "memory is not cleared yet"}
+WORDS = {
+    ObstacleKind.EXPOSED: "its IOMMU mode is ",
+    ObstacleKind.MEMORY: "memory is not cleared yet",
+}
 """Of what the card's row says in words of its own."""
 
 
 def test_each_kind_that_makes_a_device_unhealthy_is_among_the_cases():
-    stopping = {kind for kind in Kind if kind.stops & (Stops.OFFER | Stops.OWNER)}
+    stopping = {kind for kind in ObstacleKind if kind.stops & (Stops.OFFER | Stops.OWNER)}
     assert stopping == {kind for kind, _ in UNHEALTHY}
 
 
@@ -96,7 +99,7 @@ def test_no_region_is_unhealthy_without_a_word_why(kind, cause, owned, advertise
     ledger, _ = make_ledger(CARD)
     plugin = plugin_on(ledger, advertise)
     assert [one["healthy"] for one in shown(plugin)["regions"]] == [True, True]
-    if owned is not None and kind is not Kind.RESOURCE_CLAIM:
+    if owned is not None and kind is not ObstacleKind.RESOURCE_CLAIM:
         ledger.device_plugin.allocate(WHOLE if owned == BOARD else REGIONS, [owned])
     cause(ledger)
     for card in look(StatusContext(plugin.settings), plugin, {}):
@@ -108,7 +111,7 @@ def test_no_region_is_unhealthy_without_a_word_why(kind, cause, owned, advertise
             if not region["healthy"]:
                 assert any(
                     (one.cause or WORDS.get(one.kind, one.why)) in said
-                    or (one.kind is Kind.NOT_CLEAN and region["condition"] == "DIRTY")
+                    or (one.kind is ObstacleKind.NOT_CLEAN and region["condition"] == "DIRTY")
                     for one in against
                 ), said
             if any(one.kind is kind for one in ledger.obstacles.against(stops, region["region"])):
@@ -116,7 +119,12 @@ def test_no_region_is_unhealthy_without_a_word_why(kind, cause, owned, advertise
 
 
 def test_what_the_cards_row_says_is_not_said_of_each_region_again():
-    for cause in (half, untranslated, REASONS[Kind.FOREIGN], REASONS[Kind.UNRECONCILED]):
+    for cause in (
+        half,
+        untranslated,
+        REASONS[ObstacleKind.FOREIGN],
+        REASONS[ObstacleKind.UNRECONCILED],
+    ):
         ledger, _ = make_ledger(CARD)
         cause(ledger)
         card = shown(plugin_on(ledger))

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from doubles.cards import AFU, device, make_card
 
-from fpga_plugin.allocation.journal.history import Entry, Event, Kind
+from fpga_plugin.allocation.journal.history import Entry, HistoryEvent, HistoryKind
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.observability import history_reader
@@ -18,9 +18,9 @@ from fpga_plugin.observability.history_reader import HistoryReader
 CARD = make_card(1, nodes=(0, 1))
 R0, R1 = (RegionId(device(CARD, port)) for port in (0, 1))
 ENTRIES = [
-    Entry(R1, Kind.RELEASED, Event(at=3.0, pod=PodUid("pod-b"), name="team/web")),
-    Entry(R0, Kind.PROGRAMMED, Event(at=2.0, afu_id=AFU, name="team/zzz")),
-    Entry(R0, Kind.CLAIMED, Event(at=1.0, pod=PodUid("pod-zzz"), name="team/zzz")),
+    Entry(R1, HistoryKind.RELEASED, HistoryEvent(at=3.0, pod=PodUid("pod-b"), name="team/web")),
+    Entry(R0, HistoryKind.PROGRAMMED, HistoryEvent(at=2.0, afu_id=AFU, name="team/zzz")),
+    Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=1.0, pod=PodUid("pod-zzz"), name="team/zzz")),
 ]
 
 
@@ -117,7 +117,9 @@ def test_the_newest_events_are_read_no_further_than_shown(shown):
 def test_a_pods_name_is_shown_wherever_one_event_of_it_has_it(shown, monkeypatch):
     _, history = shown
     pod = PodUid("pod-b")
-    after = Entry(R1, Kind.SCRUBBED, Event(at=4.0, pod=pod))  # by a plugin that was restarted
+    after = Entry(
+        R1, HistoryKind.SCRUBBED, HistoryEvent(at=4.0, pod=pod)
+    )  # by a plugin that was restarted
     monkeypatch.setattr(history_reader, "latest", lambda _path: [after, *ENTRIES])
     scrubbed, released = asyncio.run(history.events("team/web"))
     assert (scrubbed["pod"], scrubbed["event"]) == ("team/web", "scrubbed")

@@ -22,10 +22,10 @@ from fpga_plugin.settings.settings import (
     HttpAddress,
     LogFormat,
     LogLevel,
-    Mode,
     RecoveryPolicy,
     SandboxMode,
     ScrubPolicy,
+    ServedApi,
     Settings,
     SimulatedGroup,
     SimulatedKind,
@@ -51,7 +51,7 @@ def refusal(**values: str) -> str:
 def test_an_empty_environment_gives_the_documented_defaults():
     assert load_settings({}) == Settings()
     assert dataclasses.asdict(load_settings({})) == {
-        "mode": Mode.DEVICE_PLUGIN,
+        "mode": ServedApi.DEVICE_PLUGIN,
         "resource_prefix": "fpga.intel.com",
         "xrt_resource_prefix": "fpga.amd.com",
         "xrt_tenant_loads": False,

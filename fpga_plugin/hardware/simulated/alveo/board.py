@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from fpga_plugin.hardware.simulated.board import Machine, unsigned
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.numbers import Numbers
 from fpga_plugin.hardware.simulated.slots import CardFile, Shape
 from fpga_plugin.hardware.simulated.state import NO_IMAGE, AlveoState
@@ -111,7 +111,7 @@ class AlveoBoard:
         if self._owner:
             self.machine.state.save()
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> SimulatedFault | None:
         """What is armed for the card."""
         return self.machine.faults.armed(self.region)
 
@@ -185,7 +185,10 @@ class AlveoBoard:
         """Do what is due by now, in its order."""
         if self.gone:
             return
-        if (fault := self.fault()) in {Fault.BAD_STATE, Fault.FIREWALL} and not self.state.bad:
+        if (fault := self.fault()) in {
+            SimulatedFault.BAD_STATE,
+            SimulatedFault.FIREWALL,
+        } and not self.state.bad:
             self.put(bad=str(fault))
         while due := [
             (at, what)
@@ -199,8 +202,8 @@ class AlveoBoard:
     def _waits(self, what: str) -> bool:
         """Whether something that is due waits for what a fault plays."""
         armed = self.fault()
-        return (what == "copy" and armed is Fault.MUTE) or (
-            what == "down" and armed is Fault.HOLDER
+        return (what == "copy" and armed is SimulatedFault.MUTE) or (
+            what == "down" and armed is SimulatedFault.HOLDER
         )
 
     def _happens(self, what: str, at: float) -> None:
@@ -229,14 +232,14 @@ class AlveoBoard:
         self._offline = True
         self._due["reset"] = at + RESET_SECONDS
         self.put(shutdown=True, record=NO_IMAGE)  # before the reset ends
-        if self.fault() is Fault.LOST_ANSWER:
+        if self.fault() is SimulatedFault.LOST_ANSWER:
             self.use_up()
             self._due["lost"] = at + LOST_SECONDS
 
     def _come_up(self) -> None:
         if not self.state.user or self.state.minor is not None:
             return
-        if self.fault() is Fault.MINOR_MOVES:
+        if self.fault() is SimulatedFault.MINOR_MOVES:
             self.use_up()
             first = self._minors.allocate()
             self._make_node()
@@ -254,7 +257,7 @@ class AlveoBoard:
     @property
     def is_offline(self) -> bool:
         """Whether PF0 is in a reset, or does not answer."""
-        return self._offline or self.fault() is Fault.FATAL
+        return self._offline or self.fault() is SimulatedFault.FATAL
 
     @property
     def copy(self) -> int:
@@ -297,7 +300,7 @@ class AlveoBoard:
             record=uuid,
             zeroed=self.state.zeroed if flat else (),
         )
-        if self.fault() is Fault.LATE_REFRESH:
+        if self.fault() is SimulatedFault.LATE_REFRESH:
             self.use_up()
             self._due["refresh"] = self._now() + REFRESH_SECONDS
 
@@ -309,7 +312,7 @@ class AlveoBoard:
 
     def write_memory(self, address: int, data: bytes) -> None:
         """Write on-card memory; what is not zero is forgotten: it reads as something."""
-        if self.fault() is Fault.MEMORY_STUCK:
+        if self.fault() is SimulatedFault.MEMORY_STUCK:
             return
         end = address + len(data)
         kept = [

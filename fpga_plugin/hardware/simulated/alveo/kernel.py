@@ -14,7 +14,7 @@ from fpga_plugin.hardware.simulated.alveo.board import AlveoBoard
 from fpga_plugin.hardware.simulated.alveo.rack import AlveoRack
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.pr import STUCK_SECONDS
-from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, resolve
+from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Node, Symlink, failure, resolve
 
 _NODE = re.compile(r"/dev/dri/renderD([0-9]{1,6})", re.ASCII)
 
@@ -77,7 +77,7 @@ class SimulatedXrtKernel:
         """Names in a sysfs directory."""
         with self._lock:
             node = self._resolve(path)[1]
-            if isinstance(node, (str, Attribute, Link)):
+            if isinstance(node, (str, Attribute, Symlink)):
                 raise failure(errno.ENOTDIR, path)
             return node.names()
 

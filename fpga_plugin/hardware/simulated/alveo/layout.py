@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from fpga_plugin.hardware.simulated.alveo.board import AlveoBoard
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.state import NO_IMAGE
-from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
+from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Node, Symlink, failure
 from fpga_plugin.settings.settings import SimulatedKind
 
 MANAGEMENT_DRIVER = "/sys/bus/pci/drivers/xclmgmt"
@@ -44,7 +44,7 @@ def _function(board: AlveoBoard, device: str) -> dict[str, Node]:
         "sriov_totalvfs": "0",
         "aer_dev_correctable": "TOTAL_ERR_COR 0",
         "aer_dev_fatal": "TOTAL_ERR_FATAL 0",
-        "subsystem": Link("/sys/bus/pci"),
+        "subsystem": Symlink("/sys/bus/pci"),
     }
     if SimulatedKind.NO_IOMMU not in board.shape.kinds:
         entries["iommu_group"] = Fixed({"type": "DMA-FQ"})
@@ -58,20 +58,20 @@ def management_entries(board: AlveoBoard) -> dict[str, Node]:
         return entries
 
     def is_ready() -> str:
-        return str(int(not board.is_offline and board.fault() is not Fault.RECOVERY))
+        return str(int(not board.is_offline and board.fault() is not SimulatedFault.RECOVERY))
 
     def interfaces() -> str:
         # The base stage's, then those of the whole tree, which a shell of one stage repeats.
         return f"{board.shape.interface_id}\n{board.shape.interface_id}"
 
     def temperature() -> str:
-        return "104000" if board.fault() is Fault.THERMAL else "41000"
+        return "104000" if board.fault() is SimulatedFault.THERMAL else "41000"
 
     instance = board.address.bus << 8 | board.address.device << 3
     return entries | {
-        "driver": Link(MANAGEMENT_DRIVER),
+        "driver": Symlink(MANAGEMENT_DRIVER),
         "ready": Attribute(is_ready),
-        "recovery": Attribute(lambda: str(int(board.fault() is Fault.RECOVERY))),
+        "recovery": Attribute(lambda: str(int(board.fault() is SimulatedFault.RECOVERY))),
         "dev_offline": Attribute(lambda: str(int(board.is_offline))),
         "versal": "0",
         "instance": str(instance),
@@ -89,7 +89,7 @@ def management_entries(board: AlveoBoard) -> dict[str, Node]:
         f"rom.m.{instance}": Fixed({"VBNV": SHELL}),
         f"icap.m.{instance}": Fixed({"sec_level": "0"}),
         f"firewall.m.{instance}": Fixed(
-            {"level": Attribute(lambda: "2" if board.state.bad == Fault.FIREWALL else "0")}
+            {"level": Attribute(lambda: "2" if board.state.bad == SimulatedFault.FIREWALL else "0")}
         ),
         f"xmc.m.{instance}": Fixed({"serial_num": f"XFL1{instance:08X}"}),
         "hwmon": Fixed(
@@ -114,7 +114,7 @@ def user_entries(board: AlveoBoard) -> dict[str, Node]:
     if not board.state.user:
         return entries
     entries |= {
-        "driver": Link(USER_DRIVER),
+        "driver": Symlink(USER_DRIVER),
         "shutdown": Attribute(lambda: str(int(board.state.shutdown)), board.set_shutdown),
     }
     if not board.is_online:
@@ -124,7 +124,9 @@ def user_entries(board: AlveoBoard) -> dict[str, Node]:
     return entries | {
         "ready": Attribute(partial(_ready, board)),
         "dev_offline": Attribute(lambda: str(int(board.is_offline))),
-        "device_bad_state": Attribute(lambda: str(int(board.state.bad == Fault.BAD_STATE))),
+        "device_bad_state": Attribute(
+            lambda: str(int(board.state.bad == SimulatedFault.BAD_STATE))
+        ),
         "xclbinuuid": Attribute(partial(_uuid, board)),
         "interface_uuids": str(board.shape.interface_id),
         "logic_uuids": "8d2c3b0a1f4e4d5c9b8a7f6e5d4c3b2a",
@@ -147,7 +149,7 @@ def _uuid(board: AlveoBoard) -> str:
 
 
 def _contexts(board: AlveoBoard) -> str:
-    held = board.fault() is Fault.PORT_OPEN
+    held = board.fault() is SimulatedFault.PORT_OPEN
     pids = "\t\t\t4711\n" if held else ""
     return f"outstanding execs:\t0\ncontexts:\t\t{int(held)}\nclient pid:\n{pids}"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fpga_plugin.hardware.simulated.alveo.board import LOAD_BIT, AlveoBoard
-from fpga_plugin.hardware.simulated.faults import Fault
+from fpga_plugin.hardware.simulated.faults import SimulatedFault
 from fpga_plugin.hardware.simulated.tree import failure
 from fpga_plugin.ids import AfuId
 
@@ -84,10 +84,10 @@ def load(
     file = parse(address)
     if not _fits(file, board):
         raise failure(errno.EINVAL, board.card)
-    if board.state.bad == Fault.BAD_STATE:
+    if board.state.bad == SimulatedFault.BAD_STATE:
         raise failure(errno.EDEADLK, board.card)
     fault = board.fault()
-    if fault is Fault.PORT_OPEN:  # a process has a context
+    if fault is SimulatedFault.PORT_OPEN:  # a process has a context
         raise failure(errno.EBUSY, board.card)
     if board.state.record == file.uuid and not flags & _FORCE:
         return 0  # nothing is streamed
@@ -98,10 +98,10 @@ def load(
         wait(stuck_seconds)  # PF0 drops the request
         board.fails(image_stays=True)
         raise failure(errno.ETIMEDOUT, board.card)
-    if fault in {Fault.PR_ERROR, Fault.PR_STUCK}:
+    if fault in {SimulatedFault.PR_ERROR, SimulatedFault.PR_STUCK}:
         board.fails(image_stays=False)  # before its time is over: a load outlives the process
         board.use_up()
-        wait(stuck_seconds if fault is Fault.PR_STUCK else pr_seconds)
+        wait(stuck_seconds if fault is SimulatedFault.PR_STUCK else pr_seconds)
         raise failure(errno.ETIMEDOUT, board.card)
     board.loads(file.uuid, flat=file.flat)
     wait(pr_seconds)

@@ -16,8 +16,8 @@ from fpga_plugin.hardware.simulated.tree import (
     Directory,
     Fixed,
     Lazy,
-    Link,
     Node,
+    Symlink,
     failure,
 )
 from fpga_plugin.ids import CardId, PciAddress
@@ -162,8 +162,8 @@ class AlveoRack:
     def _functions(self) -> Mapping[str, Node]:
         found: dict[str, Node] = {}
         for board in self.boards.values():
-            found[str(board.address)] = Link(layout.management_path(board))
-            found[str(board.user_address)] = Link(layout.user_path(board))
+            found[str(board.address)] = Symlink(layout.management_path(board))
+            found[str(board.user_address)] = Symlink(layout.user_path(board))
         return found
 
     def _roots(self) -> Mapping[str, Node]:
