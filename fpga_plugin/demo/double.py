@@ -26,7 +26,7 @@ from grpclib.exceptions import GRPCError
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, HeldDevices, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
-from fpga_plugin.demo.podsapi import PodsApi
+from fpga_plugin.demo.podsapi import PodsApiDouble
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1
@@ -115,7 +115,7 @@ class KubeletDouble(PluginManager):
         self.pods: dict[PodUid, DemoPod] = {}
         self.podresources_error: GRPCError | None = None
         self.podresources_calls: Counter[str] = Counter()
-        self._statuses = PodsApi(self.pods)
+        self._statuses = PodsApiDouble(self.pods)
         self._apis: dict[str, IServable] = {}
         if podresources_path is not None:
             self._apis[podresources_path] = _PodResources(self)

@@ -20,7 +20,7 @@ _REASON = "CreateContainerConfigError"
 """Why a container waits whose PreStartContainer failed (pkg/kubelet/kuberuntime)."""
 
 
-class PodsApi(v1alpha1.PodsBase):
+class PodsApiDouble(v1alpha1.PodsBase):
     """Answers GetPod, from what kubelet notes of its pods' containers.
 
     Args:
