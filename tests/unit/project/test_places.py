@@ -1,5 +1,6 @@
-"""A unit test lies where its module's name leads (docs/testing.md)."""
+"""Names lead somewhere: a unit test lies where its module's does, and a class has a name of its own."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,14 @@ def test_a_test_elsewhere_is_found(wrong: str) -> None:
 
 def test_no_two_files_have_the_same_name() -> None:
     assert len({file.name for file in FILES}) == len(FILES)
+
+
+def test_no_two_classes_of_the_package_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "messages" in path.parts:
+            continue
+        for one in ast.parse(path.read_text()).body:
+            if isinstance(one, ast.ClassDef) and not one.name.startswith("_"):
+                places.setdefault(one.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
