@@ -1,4 +1,4 @@
-"""Names lead somewhere: a unit test lies where its module's does, and a class has a name of its own."""
+"""Names lead somewhere: a test lies where its module's does; a class has a name of its own."""
 
 import ast
 from pathlib import Path
