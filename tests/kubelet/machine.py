@@ -1,10 +1,11 @@
 """What a node's processes share: where things are, how one waits, and containerd."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,6 +100,12 @@ class Runtime:
 
     def __init__(self) -> None:
         self._config = SCRATCH / "containerd.toml"
+        self._configure()
+        self.start()
+        self.add_image(IMAGE)
+        self.add_image(PAUSE, "sleep", "2147483")
+
+    def _configure(self, *, own_devices: bool = False) -> None:
         self._config.write_text(f"""\
 version = 2
 root = "{SCRATCH}/containerd"
@@ -109,6 +116,7 @@ address = "{CONTAINERD}"
 sandbox_image = "{PAUSE}"
 restrict_oom_score_adj = true
 disable_apparmor = true
+device_ownership_from_security_context = {str(own_devices).lower()}
 [plugins."io.containerd.grpc.v1.cri".registry]
 config_path = "{REGISTRIES}"
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -117,9 +125,6 @@ bin_dir = "{SCRATCH}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 """)
-        self.start()
-        self.add_image(IMAGE)
-        self.add_image(PAUSE, "sleep", "2147483")
 
     def add_image(self, name: str, *command: str) -> None:
         """Let the runtime have an image of busybox's by this name."""
@@ -164,3 +169,14 @@ runtime_type = "io.containerd.runc.v2"
     def restart(self) -> None:
         self.process.end()
         self.start()
+
+    @contextlib.contextmanager
+    def own_devices(self) -> Iterator[None]:
+        """Meanwhile containers' device nodes belong to their user, as docs/devices.md says."""
+        self._configure(own_devices=True)
+        self.restart()
+        try:
+            yield
+        finally:
+            self._configure()
+            self.restart()
