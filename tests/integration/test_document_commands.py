@@ -37,6 +37,7 @@ NOT_RUN = {
     "printf": "needs an engine: tests/dra/test_chart_store.py",
     "docker inspect": "needs an engine: tests/dra/test_chart_store.py",
     "fpga-plugin fleet": "needs a cluster: tests/integration/test_fleet.py",
+    "fpga-plugin card release": "nothing is kept there: tests/integration/test_kept_regions.py",
     "rsync ": "needs a node",
     "ssh ": "needs a node",
     "kind ": "needs Docker: tests/kubelet/test_chart_life.py plays the rest of docs/kind.md",
@@ -147,7 +148,8 @@ def test_a_pages_commands_do_what_they_say(page: str, node: Node, tmp_path: Path
         if LASTING.search(command):
             watched(command, environment, tmp_path)
             continue
-        ours = command.replace("0000-3b-00.0", CARD)  # of the simulated node
+        # Of the simulated node.
+        ours = command.replace("0000-3b-00.0", CARD).replace("NAMESPACE/POD", CARD)
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", ours],
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,

@@ -67,9 +67,7 @@ def test_a_journal_that_was_lost_where_dra_served_last_gives_nothing_out():
         node.state_dir = Path(lost)
         without_kubelets_root(node)
         for _ in range(2):  # the second life's journal is whole, and knows no more
-            life = node.start()
-            life.until_logged("serving")
-            life.until_logged("kubelet's records read")
+            life = node.restarted()
             assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
             with pytest.raises(Refused, match="DRA served this node"):
                 node.kubelet.allocate(P0)
@@ -94,7 +92,7 @@ def test_a_life_of_dra_that_lost_its_journal_and_read_no_record_leaves_claims_un
         node.start().until_logged("kubelet's record of claims cannot be read")
         node.plugin.stop()
         without_kubelets_root(node)
-        node.start().until_logged("kubelet's records read")
+        node.restarted()
         assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
         with pytest.raises(Refused, match="DRA served this node"):
             node.kubelet.allocate(P0)
@@ -142,8 +140,7 @@ def test_a_journal_that_was_lost_after_a_life_with_leftovers_of_dra_gives_nothin
         lost = node.folder / "another-state"
         node.set(state_dir=str(lost))
         node.state_dir = Path(lost)
-        life = node.start()
-        life.until_logged("kubelet's records read")
+        node.restarted()
         assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
         with pytest.raises(Refused, match="DRA served this node"):
             node.kubelet.allocate(P0)

@@ -326,7 +326,8 @@ def test_what_is_kept_for_debugging_is_given_up_at_once(
     done(scene, lambda actions: actions.release(card(scene)))
     assert not scene.journal.snapshot.debug_holds
     writes = scene.journal.writes
-    done(scene, lambda actions: actions.release(card(scene)))
+    with pytest.raises(RefusedError, match="nothing of card"):
+        done(scene, lambda actions: actions.release(card(scene)))
     assert scene.journal.writes == writes
     assert scene.logged.count("an operator ends what is kept for debugging") == 1
 

@@ -52,6 +52,7 @@ NOT_RUN = {
     "fuser ": "reports the host's processes",
     "apt-get install": "changes the machine",
     "sudo apt-get install": "changes the machine",
+    "grep -rnE 'nvariants": "for people to read",
     "chown -hR root:root": "changes the host's store",
     "chmod go-w": "not a whole command",
     "grep -E 'Cap": "of a node's own process; tests/integration/test_sandbox.py reads the same",
@@ -61,7 +62,6 @@ NOT_RUN = {
     "kubectl describe node": "the same",
     "kubectl drain": "evicts the only node's pods",
     "kubectl uncordon": "without the node: the way back from kubectl drain",
-    "kubectl exec": "not a whole command",
     "echo 1 >": "takes a card off its host; in a report to another project",
 }
 """How a command begins that is not run by a test, and why."""
