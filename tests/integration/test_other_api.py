@@ -4,7 +4,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from daemon_support import AFU, AFU_2, P0, P1, Refused, request
+from daemon_support import AFU, AFU_2, P0, P1, Node, Refused, request
 from dra_support import DraNode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,7 +67,7 @@ def test_a_journal_that_was_lost_where_dra_served_last_gives_nothing_out():
         node.state_dir = Path(lost)
         without_kubelets_root(node)
         for _ in range(2):  # the second life's journal is whole, and knows no more
-            life = node.restarted()
+            life = Node.restarted(node)
             assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
             with pytest.raises(Refused, match="DRA served this node"):
                 node.kubelet.allocate(P0)
@@ -92,7 +92,7 @@ def test_a_life_of_dra_that_lost_its_journal_and_read_no_record_leaves_claims_un
         node.start().until_logged("kubelet's record of claims cannot be read")
         node.plugin.stop()
         without_kubelets_root(node)
-        node.restarted()
+        Node.restarted(node)
         assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
         with pytest.raises(Refused, match="DRA served this node"):
             node.kubelet.allocate(P0)
@@ -140,7 +140,7 @@ def test_a_journal_that_was_lost_after_a_life_with_leftovers_of_dra_gives_nothin
         lost = node.folder / "another-state"
         node.set(state_dir=str(lost))
         node.state_dir = Path(lost)
-        node.restarted()
+        Node.restarted(node)
         assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
         with pytest.raises(Refused, match="DRA served this node"):
             node.kubelet.allocate(P0)
