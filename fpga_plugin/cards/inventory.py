@@ -417,10 +417,13 @@ class Inventory:
             self._judged(card, health)
 
     def _lacks_guard(self, card: Card, health: CardHealth) -> bool:
-        """Whether other processes may change a card's regions behind the plugin."""
-        made = CLEAN | {Condition.PROGRAMMED}
+        """Whether other processes may change what the plugin, or an owner, has on a card."""
+        ledger, made = self._ledger, CLEAN | {Condition.PROGRAMMED}
         return bool(health.unguarded) and any(
-            self._ledger.record(region.id).condition in made for region in card.regions
+            ledger.record(region.id).condition in made
+            # A card that went and came back, as with xclmgmt: its owner runs on what it holds.
+            or ledger.region_allocation(region.id) is not None
+            for region in card.regions
         )
 
     async def _guard(self, card: Card, health: CardHealth) -> CardHealth:

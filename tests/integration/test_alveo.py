@@ -243,6 +243,19 @@ def test_a_mask_that_was_lost_is_set_again_at_once_and_a_nodes_event_says_so():
         assert kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY}
 
 
+def test_of_an_owned_card_that_went_and_came_back_the_mask_is_set_again():
+    with AlveoNode().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0, resource=ALVEO_REGIONS)
+        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        card = node.simulated / "cards" / CARD
+        card.unlink()
+        kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY})
+        card.touch()
+        node.plugin.until_logged("card was not guarded")
+        eventually(lambda: node.alveo()["mask"] == MASK)
+
+
 @pytest.mark.parametrize("word", ["bad-state", "firewall"])
 def test_what_only_a_reset_ends_is_ended_by_the_scrub_after_the_owner(word: str):
     with AlveoNode().up() as node:
