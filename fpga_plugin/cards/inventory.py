@@ -371,10 +371,14 @@ class Inventory:
         for card_id, card in tuple(self._ledger.cards.items()):
             if card_id in same:
                 self._queue.add(card_id)
-            elif card_id in silent:
-                self._silent(card)
-            else:
-                await self.check(card_id)
+                continue
+            try:
+                if card_id in silent:
+                    self._silent(card)
+                else:
+                    await self.check(card_id)
+            except FpgaPluginError as error:  # a journal that cannot be written: the next look is
+                log.warning("scan failed", card=card_id, error=str(error))  # in an interval
 
     def _as_before(
         self, card: Card, health: CardHealth, observed: Mapping[RegionId, AfuId | None]

@@ -11,6 +11,7 @@ import pytest
 from doubles import LIMIT
 from doubles.journal import NoJournal
 
+from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
@@ -136,6 +137,27 @@ def test_a_clean_region_that_somebody_else_programmed_is_dirty(node):
         node.ledger.work.clean(REGION, AfuId("0" * 32), blank=True)
 
     told(node, left_clean)
+    assert node.ledger.record(REGION).condition is Condition.DIRTY
+
+
+def test_a_journal_that_cannot_be_written_ends_no_look(node):
+    """Found by the campaign: the plugin ended itself."""
+    written: list[Change] = []
+
+    def write(change):
+        if len(written) == 2:
+            written.append(change)
+            raise JournalError("no space left")
+        written.append(change)
+
+    def left_clean():
+        node.ledger.work.working([REGION])
+        node.ledger._journal = SimpleNamespace(write=write)
+        written[:] = [Change()]
+        node.ledger.work.clean(REGION, AfuId("0" * 32), blank=True)
+
+    told(node, left_clean, lambda: None)
+    assert len(written) == 3, "the last one failed"
     assert node.ledger.record(REGION).condition is Condition.DIRTY
 
 
