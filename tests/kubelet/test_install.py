@@ -120,8 +120,10 @@ def test_the_ten_minutes_of_the_install(cluster: Cluster) -> None:
     nodes = next(line for line in serve.splitlines() if line.strip().startswith("kubectl get"))
     until(lambda: f"{REGIONS}:2" in cluster.types(nodes), "the node's regions are told")
     until(lambda: f"{CARDS}:1" in cluster.types(nodes), "the node's card is told")
-    start, runs, end = attempt.splitlines()
-    cluster.types(f"{start}\n{runs}")
+    start, runs, logs, end = attempt.splitlines()
+    assert logs.startswith("kubectl logs")
+    # The program of this pod goes on, unlike the tutorial's.
+    cluster.types(f"{start}\n{runs.replace('Succeeded', 'Running')}")
     # Of the pods that use FPGAs, one does so only in an init container.
     init = {"name": "init", "image": TENANT, "resources": {"limits": {CARDS: "1"}}}
     cluster.control_plane.create_pod({
@@ -132,7 +134,8 @@ def test_the_ten_minutes_of_the_install(cluster: Cluster) -> None:
             "schedulerName": "nobody",
         },
     })  # fmt: skip
-    using, _ = blocks("install.md", "Uninstall")
+    using, claims, _ = blocks("install.md", "Uninstall")
+    cluster.types(claims)
     assert cluster.types(using).split() == ["default/region", "default/waits"]
     cluster.types(f"kubectl delete pod waits\n{end}")
     # The whole fleet at a glance, by the API server's own proxy.

@@ -258,7 +258,7 @@ def gone(cluster: Cluster) -> bool:
 
 
 def uninstalled(cluster: Cluster) -> None:
-    using, remove = blocks("install.md", "Uninstall")
+    using, _, remove = blocks("install.md", "Uninstall")
     assert cluster.types(using) == ""
     cluster.types(remove)
     until(lambda: gone(cluster), "the namespace is gone")
