@@ -401,7 +401,9 @@ class Plugin:
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
         # A card that does not come back holds up no other, nor kubelet's calls.
         self._resuming = asyncio.create_task(self.recovery.resume(), name="resume")
-        await asyncio.wait({self._resuming}, timeout=RESUME_SECONDS)
+        done, _ = await asyncio.wait({self._resuming}, timeout=RESUME_SECONDS)
+        for resumed in done:
+            resumed.result()
         if (api := self.device_plugin) is not None:
             await self.link.start(api.calls, api.reconciler)
         elif self.dra is not None:
@@ -422,11 +424,16 @@ class Plugin:
         api = self.device_plugin
         of_api = {} if api is None else {**self._of_device_plugin(api)}
         of_api |= {} if self.dra is None else self.dra.work()
-        of_api |= self.debugging.work()
+        of_api |= {**self.debugging.work(), "resume": self._resumed()}
         if self.pool is not None:
             of_api = {**of_api, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
         return {**of_api, **names, "store": self._index.run(), "health": self.inventory.run()}
+
+    async def _resumed(self) -> None:
+        """An error of what the start did not wait for is one of the plugin's own."""
+        assert self._resuming is not None, "made by `start`"
+        await self._resuming
 
     @property
     def records_problem(self) -> str:

@@ -155,11 +155,6 @@ class CardActions:
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        if not self._ledger.debug_holds_on(card_id):
-            raise RefusedError(
-                f"nothing of card {card_id} is kept for debugging",
-                hint="`fpga-plugin status` shows what is",
-            )
         debugging.end_on(card_id, self._ledger, self._queue)
         return await self.state(card_id)
 

@@ -33,7 +33,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.reads import CardReads
-from fpga_plugin.errors import FpgaPluginError, HardwareError, NoSourceError, quote
+from fpga_plugin.errors import FpgaPluginError, HardwareError, NoSourceError, RefusedError, quote
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName
@@ -414,9 +414,15 @@ def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:
     """Keep nothing of a card any more: what was kept is scrubbed now.
 
     Raises:
+        RefusedError: nothing of it is kept.
         JournalError: it cannot be written down, so nothing has changed.
     """
     kept = [one.region for one in ledger.debug_holds_on(card)]
+    if not kept:
+        raise RefusedError(
+            f"nothing of card {card} is kept for debugging",
+            hint="`fpga-plugin status` shows what is",
+        )
     ledger.work.end_debug(kept)
     queue.add(card)
     log.info("an operator ends what is kept for debugging", card=card, regions=kept)

@@ -377,8 +377,8 @@ class Inventory:
                     self._silent(card)
                 else:
                     await self.check(card_id)
-            except FpgaPluginError as error:  # a journal that cannot be written: the next look is
-                log.warning("scan failed", card=card_id, error=str(error))  # in an interval
+            except FpgaPluginError as error:  # such as a journal that cannot be written
+                log.warning("scan failed", card=card_id, error=str(error))
 
     def _as_before(
         self, card: Card, health: CardHealth, observed: Mapping[RegionId, AfuId | None]

@@ -101,7 +101,7 @@ class Recovery:
     def advised(self, card: Card, error: E) -> E:
         """The error of a poisoned port that is not recovered, with what helps.
 
-        The message names the command for everybody: whoever reads it first can pass it on.
+        The message names the command to the pod's owner too, who can pass it on.
         """
         advice = self._operations.backend.rebind_advice(card)
         hint = (

@@ -4,7 +4,7 @@ One line for each thing that a newcomer should see, and who does it. Everything 
 timeline (`output.TextOutput`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, TextIO
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
@@ -18,7 +18,7 @@ from fpga_plugin.demo.events import (
     Warned,
 )
 from fpga_plugin.demo.manifest import PodManifest
-from fpga_plugin.demo.output import Lines, asks
+from fpga_plugin.demo.output import Lines, asks, ids, milliseconds
 from fpga_plugin.ids import RegionId, Resource, ResourceKind
 
 _CLOCK: Final = 10
@@ -96,16 +96,16 @@ class BriefOutput(Lines):
         if not gone:
             return
         if Resource.parse(event.resource).kind is ResourceKind.WHOLE:
-            self.step(seconds, "plugin", f"hides card {_few(gone)}: a region is taken")
+            self.step(seconds, "plugin", f"hides card {ids(gone, 1)}: a region is taken")
         else:
-            self.step(seconds, "plugin", f"hides region {_few(gone)}: the card is taken")
+            self.step(seconds, "plugin", f"hides region {ids(gone, 1)}: the card is taken")
 
     def _call(self, seconds: float, event: KubeletCall) -> None:
         if event.method not in _CALLS:
             return
         status = self.painted(event.status, "green" if event.status == "OK" else "red")
-        called = f"{event.method} {_few(event.devices)}".rstrip()
-        self.step(seconds, "kubelet", f"{called}: {status} in {_milliseconds(event.seconds)}")
+        called = f"{event.method} {ids(event.devices, 1)}".rstrip()
+        self.step(seconds, "kubelet", f"{called}: {status} in {milliseconds(event.seconds, 0)}")
 
     def _region(self, seconds: float, event: RegionShown) -> None:
         if event.ownership is not Ownership.FREE:
@@ -116,7 +116,7 @@ class BriefOutput(Lines):
 
     def _work(self, seconds: float, event: RegionWork) -> None:
         report, now = event.report, event.condition
-        took = _milliseconds(event.seconds)
+        took = milliseconds(event.seconds, 0)
         if now is Condition.PROGRAMMED:
             holds = report.afu_id or ""
             self.step(
@@ -139,13 +139,3 @@ class BriefOutput(Lines):
         self.step(
             seconds, who, text, [self.painted(line, colour) for line in self.wrapped(message, "")]
         )
-
-
-def _few(devices: Sequence[str]) -> str:
-    """The first, and how many more."""
-    more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
-    return "".join(devices[:1]) + more
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms"

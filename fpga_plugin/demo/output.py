@@ -1,8 +1,7 @@
 """Where the demo's events go: JSON for programs, a timeline for people.
 
 The default is in `brief`. Each writes a line as it happens. None raises: they are called from
-inside the daemon's steps. What went wrong with the stream is kept for whoever asks between two
-steps.
+inside the daemon's steps. An error of the stream is kept, and looked at between two steps.
 """
 
 import json
@@ -312,16 +311,16 @@ def short(resource: ResourceName) -> str:
     return f"{of.kind.stem}-{of.interface_id[:_ID_DIGITS]}..."
 
 
-def ids(devices: Iterable[str]) -> str:
+def ids(devices: Iterable[str], most: int = _SHOWN_IDS) -> str:
     """Some device ids, and how many more."""
     shown = list(devices)
-    more = len(shown) - _SHOWN_IDS
-    return ", ".join(shown[:_SHOWN_IDS]) + (f" and {more} more" if more > 0 else "")
+    more = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float, digits: int = 1) -> str:
     """`250.3 ms`."""
-    return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.{digits}f} ms"
 
 
 def changes(event: Advertised) -> list[str]:

@@ -198,7 +198,7 @@ class _Cards:
         return DeviceId(region.card if whole else region.id)
 
     def _healthy(self, device: DeviceId, stopped: Obstacle | None) -> bool:
-        """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
+        """Whether a region's device is Healthy for kubelet, or with DRA for the scheduler."""
         return stopped is None if self._listed is None else self._listed.get(device, False)
 
     def _reason(

@@ -73,6 +73,12 @@ def ask(uuid: str = VADD) -> dict[str, str]:
     return request(uuid, interface=ALVEO)
 
 
+def own(node: Node) -> None:
+    """A pod has the first card's region, and the accelerator that it asked for."""
+    node.kubelet.allocate(P0, resource=ALVEO_REGIONS)
+    node.kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+
+
 def test_cards_are_blank_masked_and_cleared_before_they_are_offered():
     with AlveoNode(f"2x1+alveo@{ALVEO}").up() as node:
         assert {r.resource_name for r in node.kubelet.registrations} == {ALVEO_REGIONS, ALVEO_CARDS}
@@ -157,8 +163,7 @@ def test_a_bitstream_of_another_family_is_refused_before_anything_is_touched():
 def test_after_an_implied_release_the_prestart_waits_for_the_reset():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         mark = node.plugin.mark
         kubelet.allocate(P0, resource=ALVEO_REGIONS)  # to another pod
         kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS)
@@ -170,8 +175,7 @@ def test_after_an_implied_release_the_prestart_waits_for_the_reset():
 def test_a_prestart_that_the_reset_outlasts_is_unavailable_and_a_later_one_is_served():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         kubelet.allocate(P0, resource=ALVEO_REGIONS)
         holder = node.arm(P0, "holder")  # a process that ignores SIGBUS
         with pytest.raises(Refused) as refused:
@@ -204,8 +208,7 @@ def test_a_region_is_not_given_out_while_its_last_owner_runs():
 def test_a_node_that_comes_back_under_another_number_is_what_the_next_pod_gets():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         node.arm(P0, "minor-moves")
         node.give_back(P0, resource=ALVEO_REGIONS)
         answer = kubelet.allocate(P0, resource=ALVEO_REGIONS)
@@ -215,8 +218,7 @@ def test_a_node_that_comes_back_under_another_number_is_what_the_next_pod_gets()
 def test_a_pod_whose_node_moved_in_the_reset_before_its_start_has_to_be_deleted():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         node.arm(P0, "minor-moves")
         kubelet.allocate(P0, resource=ALVEO_REGIONS)  # another pod is given the node as it is
         with pytest.raises(Refused) as refused:
@@ -228,8 +230,7 @@ def test_a_pod_whose_node_moved_in_the_reset_before_its_start_has_to_be_deleted(
 def test_a_mask_that_was_lost_is_set_again_at_once_and_a_nodes_event_says_so():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         assert node.plugin.stop() == 0
         path = node.simulated / "state.json"
         state = json.loads(path.read_text())
@@ -246,8 +247,7 @@ def test_a_mask_that_was_lost_is_set_again_at_once_and_a_nodes_event_says_so():
 def test_of_an_owned_card_that_went_and_came_back_the_mask_is_set_again():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         card = node.simulated / "cards" / CARD
         card.unlink()
         kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY})
@@ -259,9 +259,7 @@ def test_of_an_owned_card_that_went_and_came_back_the_mask_is_set_again():
 @pytest.mark.parametrize("word", ["bad-state", "firewall"])
 def test_what_only_a_reset_ends_is_ended_by_the_scrub_after_the_owner(word: str):
     with AlveoNode().up() as node:
-        kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         node.arm(P0, word)
         node.plugin.until_logged("region unhealthy", region=P0)
         (node.simulated / "faults" / P0).unlink()
@@ -285,8 +283,7 @@ def test_a_load_that_fails_fails_the_start_and_the_next_try_is_served():
 def test_memory_that_cannot_be_cleared_keeps_the_card_back():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         fault = node.arm(P0, "memory-stuck")
         mark = node.plugin.mark
         kubelet.deallocate(P0, resource=ALVEO_REGIONS)
@@ -299,9 +296,7 @@ def test_memory_that_cannot_be_cleared_keeps_the_card_back():
 @pytest.mark.parametrize("word", ["lost-answer", "late-refresh"])
 def test_what_the_drivers_do_at_times_costs_no_region(word: str):
     with AlveoNode().up() as node:
-        kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         node.arm(P0, word)
         node.give_back(P0, resource=ALVEO_REGIONS)
         assert not (node.simulated / "faults" / P0).exists()
@@ -314,8 +309,7 @@ def test_a_plugin_that_dies_in_a_scrub_finishes_it(at: str):
         node.set(simulated_pr_seconds="0.3")
         node.up()
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         kubelet.deallocate(P0, resource=ALVEO_REGIONS)
         if at == "reset":
             eventually(lambda: node.alveo()["shutdown"])
@@ -330,8 +324,7 @@ def test_a_plugin_that_dies_in_a_scrub_finishes_it(at: str):
 def test_a_reset_that_was_interrupted_is_ended_though_the_journal_is_lost():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         kubelet.deallocate(P0, resource=ALVEO_REGIONS)
         eventually(lambda: node.alveo()["shutdown"])
         node.plugin.kill()
@@ -347,8 +340,7 @@ def test_a_reset_that_was_interrupted_is_ended_though_the_journal_is_lost():
 def test_a_crash_leaves_an_owned_region_as_it_is():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
-        kubelet.allocate(P0, resource=ALVEO_REGIONS)
-        kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        own(node)
         before = node.alveo()
         node.again()
         assert node.alveo() == before
