@@ -27,7 +27,8 @@ class Refusal:
         method: the call that was refused.
         devices: of that call.
         status: gRPC status.
-        message: what kubelet was sent, so what the pod's Events say.
+        message: why, and what the node's operator can do; the pod's Events have it without commands
+            for root.
         pod: None where kubelet's records did not say.
         name: what the pod is called; None where that was not known.
         claim: by which ResourceClaim it asked, as namespace and name; empty: by none.

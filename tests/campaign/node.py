@@ -44,7 +44,7 @@ HANDS = 5
 """Things that happen at once."""
 
 LIMIT = 60.0
-"""Seconds for what has to come about by itself; it takes a hundredth of that."""
+"""Idle seconds (`Node.idled`) for what has to come about by itself; it takes a hundredth of that."""
 
 IDLE = 0.7
 """Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
@@ -485,11 +485,11 @@ class Node:
     # ---------------------------------------------------------------- peace
 
     async def until(self, holds: Any, what: str) -> None:
-        deadline = time.monotonic() + LIMIT
+        begun = self.idled()
         while not holds():
             if self.found is not None:
                 raise self.found
-            if not self.alive() or time.monotonic() > deadline:
+            if not self.alive() or self.idled() > begun + LIMIT:
                 assert self.plugin is not None
                 raise Violation(f"{what}, which did not come about: {self.side.standing()}")
             await asyncio.sleep(0.01)

@@ -150,7 +150,7 @@ class Refusal:
 
     Attributes:
         arrange: brings it about, and ends it.
-        says: what kubelet hears, in this order.
+        says: what the operator reads in the status, in this order; kubelet hears the first.
         card: the card is left alone; otherwise it is only this call.
         mends: what the message says to type mends it.
     """
@@ -231,13 +231,14 @@ def check(node: Node, refusal: Refusal) -> None:
             (problem,) = problems(node)
             assert (problem["card"], problem["error"] in caught.value.message) == (CARD, True)
         for error in refused:
-            assert error.code == "FAILED_PRECONDITION"
-            at = [error.message.find(text) for text in refusal.says]
-            assert -1 not in at, error.message
-            assert at == sorted(at), error.message
+            assert (error.code, refusal.says[0] in error.message) == ("FAILED_PRECONDITION", True)
+        (shown, *_) = ask(str(node.state_dir), "GET", "/status")["refusals"]
+        at = [shown["message"].find(text) for text in refusal.says]
+        assert -1 not in at, shown
+        assert at == sorted(at), shown
         assert rack.count(CARD, "prs") == prs
         if refusal.mends:
-            type_what_it_says(refused[0].message)
+            type_what_it_says(shown["message"])
     kubelet.until(REGIONS, {P0: HEALTHY})
     kubelet.prestart(P0, env=request())
     assert node.afu(P0) == AFU
