@@ -153,6 +153,9 @@ class Checker:
         state: `state.json`.
         blanks: the blank image's AFU id of each region.
         owned: devices that kubelet has given to pods which are there, by device: the pod's uid.
+
+    Attributes:
+        hung: regions whose accelerator hung in this life: whoever has one may see it fail.
     """
 
     def __init__(
@@ -165,6 +168,7 @@ class Checker:
         self.blanks = blanks
         self.events: list[Event] = []
         self.uses: dict[str, list[Use]] = {region: [] for region in blanks}
+        self.hung: set[str] = set()
         self.deaths: list[str] = []
         self.checked = 0
         self._log, self._state = log, state
@@ -339,6 +343,10 @@ class Checker:
         """A card's regions; a region itself."""
         return [r for r in self.blanks if device in {r, card_of(r)}]
 
+    def hangs(self, device: str) -> bool:
+        """Whether a region of it may be silent."""
+        return not self.hung.isdisjoint(self.regions_of(device))
+
     # ---------------------------------------------------------------- lists
 
     def listed(
@@ -367,7 +375,7 @@ class Checker:
         for device in mine:
             if known and device not in devices:
                 raise Violation(f"3: {device} has an owner and is not on the list")
-            if known and device not in healthy:
+            if known and device not in healthy and not self.hangs(device):
                 raise Violation(f"3: {device} has an owner and is Unhealthy")
         taken = {region for device in busy for region in self.regions_of(device)}
         for device in healthy:

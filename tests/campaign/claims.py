@@ -171,7 +171,7 @@ class ClaimSide(Side):
         return (
             self.ready()
             and bool(self.node.plugin.logged("kubelet's record of claims read"))
-            and self.mine() <= self.offered()
+            and {one for one in self.mine() if not self.checker.hangs(one)} <= self.offered()
             and there <= self.journal().claim_owners.keys()
         )
 
@@ -562,6 +562,7 @@ class ClaimSide(Side):
         (allocated_anew, 3),
         (Side.pause, 8),
         (Side.restart_kubelet, 0.3),
+        (Side.hang, 5),
         (api_stumbles, 1),
     )
     BESIDE = ((container, 4), (join, 1), (leave, 1), (end, 0.3), (end_by_force, 0.3), (reap, 1))
