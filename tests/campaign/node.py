@@ -44,7 +44,7 @@ HANDS = 5
 """Things that happen at once."""
 
 LIMIT = 60.0
-"""Idle seconds (`Node.idled`) for what has to come about by itself; it takes a hundredth of that."""
+"""Idle seconds (`Node.idled`) for what has to come about by itself: a hundred times as many."""
 
 IDLE = 0.7
 """Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
