@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from doubles.cards import AFU, REGIONS, WHOLE, device, make_card
-from ledger_support import found, make_ledger, make_lists, reopened, scrub, shown
+from ledger_support import found, hold, make_ledger, make_lists, reopened, scrub, shown
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import Condition, DebugHold
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
@@ -50,8 +51,8 @@ def started(debug=ASKED, at=P0, uid=POD, ledger=None):
 def kept(until=1000.0):
     ledger, journal = started()
     ledger.device_plugin.release([P0])
-    ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
-    ledger.work.keep(R0, until)
+    hold(ledger, R0, failure="container 'app' ended with exit code 3")
+    hold(ledger, R0, until=until)
     return ledger, journal
 
 
@@ -71,9 +72,9 @@ def test_it_is_nobodys_and_given_to_nobody():
 def test_it_outlives_the_plugin_but_not_the_boot():
     _, journal = kept()
     ledger = reopened(journal, CARD)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
     ledger = reopened(journal, CARD, boot_id="another")
-    assert ledger.debug_hold(R0) is None
+    assert debug_holds.in_force(ledger, R0) is None
     assert R0 not in journal.snapshot.debug_holds
 
 
@@ -83,14 +84,14 @@ def test_it_outlives_the_plugin_but_not_the_boot():
         lambda ledger: ledger.work.working([R0]),
         lambda ledger: ledger.hardware.card_gone(CARD.id),
         lambda ledger: ledger.device_plugin.adopt(REGIONS, P0, POD, {}),
-        lambda ledger: ledger.work.end_debug([R0]),
+        lambda ledger: debug_holds.end(ledger, [R0]),
     ],
     ids=["work", "card gone", "an owner that kubelet knows", "its end"],
 )
 def test_what_ends_it(ends):
     ledger, journal = kept()
     ends(ledger)
-    assert ledger.debug_hold(R0) is None
+    assert debug_holds.in_force(ledger, R0) is None
     assert not journal.snapshot.debug_holds
 
 
@@ -103,19 +104,19 @@ def test_before_it_is_decided_another_owner_may_have_it():
 
 def test_before_it_is_decided_its_card_is_left_as_it_is():
     ledger, _ = started()
-    assert not ledger.debug_holds_on(CARD.id)
+    assert not debug_holds.on(ledger, CARD.id)
     ledger.device_plugin.release([P0])
-    assert ledger.debug_hold(R0) is None
-    assert [one.region for one in ledger.debug_holds_on(CARD.id)] == [R0]  # nobody rebinds it
+    assert debug_holds.in_force(ledger, R0) is None
+    assert [one.region for one in debug_holds.on(ledger, CARD.id)] == [R0]  # nobody rebinds it
     assert ledger.others_owned(CARD.id, [RegionId(P1)])  # nor clears its memory
-    assert not ledger.debug_holds_on(CARD.id, but=[R0])
-    ledger.work.end_debug([R0])
+    assert not debug_holds.on(ledger, CARD.id, but=[R0])
+    debug_holds.end(ledger, [R0])
     assert not ledger.others_owned(CARD.id, [RegionId(P1)])
 
 
 def test_the_start_of_another_container_forgets_what_failed():
     ledger, _ = started()
-    ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
+    hold(ledger, R0, failure="container 'app' ended with exit code 3")
     ledger.device_plugin.started([ledger.allocations[P0]], ASKED)
     assert not ledger.debug_holds[R0].failure
     ledger.device_plugin.started([ledger.allocations[P0]])
@@ -181,7 +182,7 @@ class Recorder:
 
 def debugging(ledger, answer=None, *, namespaces=("tenant",)):
     clock = SimpleNamespace(now=100.0)
-    operations = SimpleNamespace(ledger=ledger, debugged=set())
+    operations = SimpleNamespace(ledger=ledger, port_errors_logged=set())
     allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
     made = Debugging(
         operations,
@@ -202,16 +203,16 @@ def look(made):
 def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
     ledger, _ = started()
     made, clock, operations = debugging(ledger, pod(ran(3)))
-    assert operations.debugged == {R0}
+    assert operations.port_errors_logged == {R0}
     look(made)
-    assert ledger.debug_hold(R0) is None  # its pod has it
+    assert debug_holds.in_force(ledger, R0) is None  # its pod has it
     ledger.device_plugin.release([P0])
     look(made)
     assert ledger.debug_holds[R0].until == 700.0
     assert made._recorder.told[-1][0] == "FpgaRegionKept"
     clock.now = 699.0
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
     clock.now = 700.0
     look(made)
     assert not ledger.debug_holds
@@ -223,7 +224,7 @@ def test_what_a_former_version_keeps_for_longer_is_kept_for_an_hour():
     look(made)
     clock.now = 3699.0
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
     clock.now = 3700.0
     look(made)
     assert not ledger.debug_holds
@@ -239,7 +240,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
     assert not ledger.debug_holds[R0].until  # the status may come yet
     clock.now += DECIDE_SECONDS
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
     r1 = RegionId(P1)
     if then != "another container's":
         ledger.device_plugin.release([P1])
-        ledger.work.keep(r1, 1e9)  # the setting was made shorter since
+        hold(ledger, r1, until=1e9)  # the setting was made shorter since
     made, _, _ = debugging(ledger, pod(ran(3)))
     tell = made._pods.pod
 
@@ -308,12 +309,12 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
                 [ledger.allocations[P0]], replace(ASKED, containers=("log",))
             )
         else:
-            ledger.work.end_debug([r1])
+            debug_holds.end(ledger, [r1])
             if then == "another pod's":
                 ledger.device_plugin.allocate(REGIONS, [P1])
                 ledger.device_plugin.started([ledger.allocations[P1]], replace(ASKED, pod=POD))
                 ledger.device_plugin.release([P1])
-                ledger.work.keep(r1, 300.0)
+                hold(ledger, r1, until=300.0)
         return await tell(uid, held)
 
     made._pods.pod = pod_then
@@ -458,7 +459,7 @@ def test_which_containers_count():
 def test_a_scrub_does_not_touch_it_and_a_found_card_is_the_same():
     ledger, _ = kept()
     found(ledger, CARD)
-    assert ledger.debug_hold(R0) is not None
-    ledger.work.end_debug([R0])
+    assert debug_holds.in_force(ledger, R0) is not None
+    debug_holds.end(ledger, [R0])
     scrub(ledger, CARD)
     assert shown(make_lists(ledger), REGIONS) == {P0: True, P1: True}
