@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import found, hold, scrub, start
-from test_debugging import POD as DEBUGGED
-from test_debugging import started
+from test_debug_holds import POD as DEBUGGED
+from test_debug_holds import started
 from test_dra_steps import A, owner
 
 from fpga_plugin.allocation import debug_holds

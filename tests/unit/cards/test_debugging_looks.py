@@ -9,7 +9,8 @@ import pytest
 from doubles import LIMIT
 from doubles.cards import REGIONS, make_card
 from ledger_support import found, make_ledger
-from test_debugging import CARD, P0, P1, POD, R0, debugging, kept, look, pod, ran, started, wish
+from test_debug_holds import CARD, P0, P1, POD, R0, kept, started
+from test_debugging import debugging, look, pod, ran, wish
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.requests.identity import Identity
