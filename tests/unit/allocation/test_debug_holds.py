@@ -99,6 +99,38 @@ def test_before_it_is_decided_its_card_is_left_as_it_is():
     assert not ledger.others_owned(CARD.id, [RegionId(P1)])
 
 
+@pytest.mark.parametrize(
+    "goes_on",
+    [
+        lambda ledger: ledger.device_plugin.prestart_seen([P0]),
+        lambda ledger: ledger.device_plugin.poststop_seen([P0]),
+        lambda ledger: ledger.device_plugin.kubelet_found("life 2"),
+        lambda ledger: ledger.device_plugin.release([P0]),
+    ],
+    ids=["PreStart", "PostStop", "another kubelet instance", "release"],
+)
+def test_it_is_pending_for_as_long_as_its_allocation_goes_on_and_then(goes_on):
+    ledger, journal = started()
+    goes_on(ledger)
+    assert debug_holds.pending(ledger, R0)
+    assert R0 in journal.snapshot.debug_holds
+
+
+def test_it_is_pending_or_in_force():
+    ledger, _ = kept()
+    assert not debug_holds.pending(ledger, R0)
+    assert not debug_holds.pending(ledger, RegionId(P1))
+
+
+def test_without_a_hold_nothing_is_written_of_one():
+    ledger, journal = started()
+    debug_holds.end(ledger, [R0])
+    writes = journal.writes
+    ledger.device_plugin.started([ledger.allocations[P0]])
+    debug_holds.end(ledger, [R0])
+    assert journal.writes == writes
+
+
 def test_the_start_of_another_container_forgets_what_failed():
     ledger, _ = started()
     hold(ledger, R0, failure="container 'app' ended with exit code 3")
