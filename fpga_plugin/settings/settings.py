@@ -184,8 +184,7 @@ class Settings:
         choice(ServedApi),
         allowed_words(ServedApi),
         "Which API gives pods devices: the device plugin API, or Dynamic Resource Allocation"
-        " (docs/dra.md). A node serves one of them. Pods keep what they have by the other until"
-        " they end.",
+        " (docs/dra.md). A node serves one of them.",
     )
     resource_prefix: str = _setting(
         "FPGA_PLUGIN_RESOURCE_PREFIX",
@@ -193,16 +192,15 @@ class Settings:
         parse_resource_prefix,
         "a DNS subdomain in lower case",
         "Domain of the resources: `<prefix>/region-<interface id>` for a region, "
-        "`<prefix>/fpga-<interface id>` for a whole card. Pods that have devices keep them under "
-        "the prefix that was set before, until they end.",
+        "`<prefix>/fpga-<interface id>` for a whole card. Pods keep devices under the prefix that "
+        "was set before (docs/upgrade.md).",
     )
     xrt_resource_prefix: str = _setting(
         "FPGA_PLUGIN_XRT_RESOURCE_PREFIX",
         "fpga.amd.com",
         parse_resource_prefix,
         "a DNS subdomain in lower case",
-        "Domain of the resources of Alveo cards: `<prefix>/region-<interface id>` and so on. With "
-        "DRA all cards are one driver's, whatever their family.",
+        "Domain of the resources of Alveo cards. With DRA all cards are one driver's.",
     )
     xrt_tenant_loads: bool = _setting(
         "FPGA_PLUGIN_XRT_TENANT_LOADS",
@@ -334,7 +332,7 @@ class Settings:
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         parse_path,
         _OR_EMPTY,
-        "Kubelet's PodResources API, which has the pods that hold devices.",
+        "Kubelet's PodResources API.",
         empty=_SWITCHED_OFF,
     )
     pods_socket: str | None = _optional(
@@ -358,8 +356,7 @@ class Settings:
         "/srv/intel.com/fpga",
         parse_path,
         _PATH,
-        "The store of bitstreams: `<interface id>/<bitstream id>.gbs`, `.aocx` or `.xclbin`, and "
-        "`<interface id>/blank.gbs` or `blank.xclbin`.",
+        "The store of bitstreams (docs/bitstreams.md).",
     )
     trust: TrustMode = _setting(
         "FPGA_PLUGIN_TRUST",
@@ -425,8 +422,8 @@ class Settings:
         "/var/lib/fpga-plugin",
         parse_path,
         _PATH,
-        "Journal, lock, verified copies of bitstreams, and which signed manifests were seen. It "
-        "has to outlive the plugin's pod, and nobody but root may write to it.",
+        "Journal, lock and verified copies of bitstreams. It has to outlive the plugin's pod, and "
+        "nobody but root may write to it.",
     )
     scrub: ScrubPolicy = _setting(
         "FPGA_PLUGIN_SCRUB",
@@ -518,7 +515,7 @@ class Settings:
         "true or false, 1 or 0",
         "Post a Kubernetes Event on the pod when programming is refused or fails, and on the node "
         "when a card fails or recovers. Needs `create` and `patch` on events.k8s.io events, and "
-        "16 MiB of memory once there was one.",
+        "16 MiB of memory.",
     )
     log_level: LogLevel = _setting(
         "FPGA_PLUGIN_LOG_LEVEL",
