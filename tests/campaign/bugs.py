@@ -324,6 +324,13 @@ BUGS = {
         apis="dra",
         weather="marker lost",
     ),
+    "f11-a-silent-accelerator-bars-its-scrub": Bug(
+        "hardware/dfl/health.py",
+        "        return FaultKind.CURABLE if answers else FaultKind.TRANSIENT\n",
+        "        return FaultKind.TRANSIENT\n",
+        "4",
+        weather="accelerators hang",
+    ),
     "a-consumer-that-is-no-pod-is-nobody": Bug(
         "dra/claim.py",
         "        bool(claim.status.reservedFor),\n",

@@ -90,10 +90,14 @@ class Snapshot:
         return bool(self.allocations or self.claim_owners or self.tenancies)
 
     def users(self) -> set[str]:
-        """Pods that may be using what claims of DRA have."""
-        held = {r for row in self.claim_owners.values() for r in row["devices"]}
+        """Pods that may be using what claims of DRA have.
+
+        Not an earlier owner's, whose region was adopted before it was scrubbed: the scrub ends it.
+        """
+        held = {device for row in self.claim_owners.values() for device in row["devices"]}
+        numbers = {row["number"] for device, row in self.allocations.items() if device in held}
         keys = map(json.loads, self.tenancies)
-        return {key["pod"] for key in keys if held & {key["region"], card_of(key["region"])}}
+        return {key["pod"] for key in keys if key["allocation"] in numbers}
 
     def allocation_on(self, region: str) -> dict[str, Any] | None:
         """Of the region or of its card."""
@@ -153,6 +157,9 @@ class Checker:
         state: `state.json`.
         blanks: the blank image's AFU id of each region.
         owned: devices that kubelet has given to pods which are there, by device: the pod's uid.
+
+    Attributes:
+        hung: regions whose accelerator hung in this life: whoever has one may see it fail.
     """
 
     def __init__(
@@ -165,6 +172,7 @@ class Checker:
         self.blanks = blanks
         self.events: list[Event] = []
         self.uses: dict[str, list[Use]] = {region: [] for region in blanks}
+        self.hung: set[str] = set()
         self.deaths: list[str] = []
         self.checked = 0
         self._log, self._state = log, state
@@ -339,6 +347,10 @@ class Checker:
         """A card's regions; a region itself."""
         return [r for r in self.blanks if device in {r, card_of(r)}]
 
+    def hangs(self, device: str) -> bool:
+        """Whether a region of it may be silent."""
+        return not self.hung.isdisjoint(self.regions_of(device))
+
     # ---------------------------------------------------------------- lists
 
     def listed(
@@ -367,7 +379,7 @@ class Checker:
         for device in mine:
             if known and device not in devices:
                 raise Violation(f"3: {device} has an owner and is not on the list")
-            if known and device not in healthy:
+            if known and device not in healthy and not self.hangs(device):
                 raise Violation(f"3: {device} has an owner and is Unhealthy")
         taken = {region for device in busy for region in self.regions_of(device)}
         for device in healthy:

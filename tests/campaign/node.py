@@ -44,7 +44,7 @@ HANDS = 5
 """Things that happen at once."""
 
 LIMIT = 60.0
-"""Idle seconds (`Node.idled`) for what has to come about by itself; it takes a hundredth of that."""
+"""Idle seconds (`Node.idled`) for what has to come about by itself: a hundred times as many."""
 
 IDLE = 0.7
 """Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
@@ -146,6 +146,18 @@ class Side(ABC):
     async def restarts(self) -> None:
         """Kubelet does."""
 
+    async def hang(self) -> None:
+        """An accelerator of a DFL card hangs, its owner's or the blank: it is silent until a PR."""
+        if not self.node.wind.silent:
+            return
+        region = self.rng.choice(sorted(BLANKS.keys() - {ALVEO_REGION}))
+        fault = self.folder / "cards" / "faults" / region
+        if not fault.exists():
+            self.checker.hung.add(region)
+            fault.with_name("new").write_text("afu-hung\n")
+            fault.with_name("new").replace(fault)
+            self.said["accelerators that hung"] += 1
+
     async def restart_kubelet(self) -> None:
         """There is one, for both APIs."""
         for side in self.node.sides.values():
@@ -198,7 +210,7 @@ class Node:
         self.cgroups = self.folder / "cgroup" / "kubepods"
         self.cgroups.mkdir(parents=True)
         (self.cgroups.parent / "cgroup.controllers").write_text("cpu pids\n")
-        for name in ("kubelet", "cards"):
+        for name in ("kubelet", "cards", "cards/faults"):
             (self.folder / name).mkdir()
         self.checker = Checker(
             self.folder / "cards.log", self.folder / "cards" / "state.json", BLANKS, self.owned
@@ -355,6 +367,8 @@ class Node:
         env |= {"FPGA_PLUGIN_SIMULATED_PR_SECONDS": self.rng.choice(["0", "0.002", "0.02"])}
         self.born, self.since = time.monotonic(), self.checker.now()
         self.touched = set()
+        faults = self.folder / "cards" / "faults"
+        self.checker.hung = {region for region in BLANKS if (faults / region).exists()}
         self.claimed = self.held() | self.snapshot.devices()
         for side in self.sides.values():
             away = self.setup.records == "away" and side.serves
@@ -471,7 +485,8 @@ class Node:
         self.unread = (self.wind.forgets or self.unread) and not self.plugin.logged("serving")
         self.spoilt = self.wind.forgets or (self.spoilt and (damaged or self.unread))
         if not self.spoilt and self.known:
-            self.checker.left_alone(self.idle, self.since, self.touched | self.claimed)
+            asked = self.touched | self.claimed | self.checker.hung
+            self.checker.left_alone(self.idle, self.since, asked)
         if self.unread:
             self.idle = set()
         elif (self.state_dir / "journal.sqlite3").exists():

@@ -269,7 +269,8 @@ class PodSide(Side):
 
     def all_known(self) -> bool:
         healthy = {device for each in self.kubelet.lists.values() for device in each.healthy}
-        return set(self.owned()) <= healthy and self.ready()
+        well = {device for device in self.owned() if not self.checker.hangs(device)}
+        return well <= healthy and self.ready()
 
     def has(self, resource: ResourceName) -> bool:
         connection = self.kubelet.connections.get(resource)
@@ -511,5 +512,6 @@ class PodSide(Side):
         (reap, 5),
         (Side.pause, 8),
         (Side.restart_kubelet, 0.3),
+        (Side.hang, 5),
     )
     BESIDE = ((crash, 2), (end, 3), (end_by_force, 0.5), (reap, 3))

@@ -33,6 +33,7 @@ class Wind:
         spoils_journal: does so, before the plugin starts.
         full, read_only, hangs: the disk is; the store's files do.
         unwritten: some of the journal's transactions fail.
+        silent: accelerators hang.
         env: for the plugin.
     """
 
@@ -42,6 +43,7 @@ class Wind:
     read_only: bool = False
     hangs: str = ""
     unwritten: bool = False
+    silent: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -221,6 +223,7 @@ _WINDS = (
     Wind("state directory read only", read_only=True),
     Wind("store hangs", hangs=EVERYTHING),
     Wind("store's contents hang", hangs=CONTENTS),
+    Wind("accelerators hang", silent=True),
     Wind("slow fsync", env={points.SLOW: "0.05 0.05 0.05 0.1 0.3 1"}),
     Wind("clock a day ahead", env={points.CLOCK: "86400"}),
     Wind("clock a year back", env={points.CLOCK: "-31536000"}),
