@@ -207,7 +207,7 @@ def _check_trust(file: str, contents: Contents, content: Content, args: argparse
         trust = _trust(Store(root), args).check(place.path, content)
     if args.trust is TrustMode.SIGNED:
         by_itself = place is None
-    else:  # whoever has keys wants to know of a wrong signature, needed or not
+    else:  # with keys, a wrong signature is reported even where none is needed
         by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
     if by_itself:
         signed = check_signed(path, place_of(path, contents).path, content, args.keys)

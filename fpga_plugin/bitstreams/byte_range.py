@@ -1,7 +1,7 @@
 """A part of a file, read piece by piece: how large files are looked into with little memory.
 
 A file may be larger than the memory that the plugin's pod has. It is not mapped either while it is
-in the store: whoever cuts a mapped file short ends the process that reads there (SIGBUS).
+in the store: a writer that truncates a mapped file ends the process that reads it (SIGBUS).
 """
 
 import os

@@ -248,7 +248,7 @@ class Library:
             if being_written(opened.file):
                 raise NotFinishedError(
                     f"{path}: still being written",
-                    hint=f"it is used when whoever writes it has closed it; {RENAME}",
+                    hint=f"it is used once its writer has closed it; {RENAME}",
                 )
             copy = stack.enter_context(self._cache.new(opened.size, where=path, evict=evict))
             for piece in pieces_of(opened):

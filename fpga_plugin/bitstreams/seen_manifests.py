@@ -202,7 +202,7 @@ class SeenManifests:
         return seen
 
     def _keep(self, seen: Seen) -> None:
-        """Note it; whoever only looks notes it for himself."""
+        """Note it; only the owner writes it to disk."""
         if self._owner and self.path is not None:
             try:
                 self._write(seen)

@@ -425,7 +425,7 @@ def _compare(path: str, named: ManifestFile, content: Content) -> None:
 
 
 def check_signed(path: str, place: str, content: Content, keys_dir: str | None) -> str:
-    """Check the signature beside a file, wherever it lies; returns by whom it is signed.
+    """Check the signature beside a file, wherever it lies; returns its signer.
 
     Args:
         path: the file.

@@ -60,7 +60,7 @@ def add_bitstream_parser(
         keys_dir: where the public keys are, where `--keys` does not say.
         guarded: the plugin refuses what others may write in that store.
         state_dir: where the plugin of this node notes which manifests it has seen.
-        prefix_of: of resources, by the family of cards.
+        prefix_of: domain of the resources of a family of cards.
     """
     parser = subparsers.add_parser(
         "bitstream",
@@ -315,7 +315,7 @@ def _named_interface(text: str) -> tuple[InterfaceId, Alias | None]:
 
 
 def _pair(text: str, parse: Callable[[str], T], *, form: str) -> tuple[T, Alias | None]:
-    """What is called something, and what; None: nothing, any more."""
+    """An id and its new name; None: the name is removed."""
     what, separator, name = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{quote(text)}: not {form}")

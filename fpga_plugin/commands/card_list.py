@@ -63,7 +63,7 @@ def run_list(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def cards_elsewhere(settings: Settings) -> str:
-    """What is wrong with the settings where the plugin that runs here has cards; empty: nothing."""
+    """Why these settings show no cards where the node's plugin has some; empty: it has none."""
     try:
         has_cards = bool(ask(settings.state_dir, "GET", "/status")["cards"])
     except FpgaPluginError:

@@ -153,7 +153,7 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
 
 
 def _doubts(nodes: "Sequence[NodeStatus]") -> Iterator[str]:
-    """Why not all of them may be the plugin's: whoever may make pods can give them its label."""
+    """Why not all of them may be the plugin's: any pod may carry its label."""
     spaces = sorted({one.place.namespace for one in nodes})
     if len(spaces) > 1:
         yield (

@@ -106,7 +106,7 @@ class _Waiter:
 
 
 class PluginManager(RegistrationBase):
-    """Serves `kubelet.sock` and talks to whoever registers there.
+    """Serves `kubelet.sock` and talks to the plugins that register there.
 
     Attributes:
         directory: kubelet's device plugin directory.
@@ -234,11 +234,11 @@ class PluginManager(RegistrationBase):
                 try:
                     if waiter.predicate(devices):
                         waiter.future.set_result(devices)
-                except Exception as error:  # noqa: BLE001  # belongs to whoever waits
+                except Exception as error:  # noqa: BLE001  # belongs to the waiting task
                     waiter.future.set_exception(error)
 
     def _list_changed(self) -> None:
-        """A list was taken over; whoever keeps a checkpoint rewrites it."""
+        """A list was accepted; a subclass with a checkpoint rewrites it."""
 
     async def wait_for(
         self,

@@ -142,7 +142,7 @@ class _Traffic:
     """Pods on a node; kubelet admits and ends one at a time.
 
     Attributes:
-        read: somebody still reads what is told.
+        read: the output still has a reader.
     """
 
     def __init__(self, node: DemoNode, tell: Tell) -> None:

@@ -1,6 +1,6 @@
 """The cards and regions as of now: status, page and metrics show what stands here.
 
-Pods' names are foreign text: whoever shows them makes them safe for a terminal or a page.
+Pods' names are foreign text: the code that shows them makes them safe for a terminal or a page.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

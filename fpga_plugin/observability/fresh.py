@@ -13,8 +13,8 @@ class Fresh(Generic[T]):
 
     Args:
         first: what there is before the first answer.
-        seconds: for how long nobody asks again.
-        wait: how long whoever wants it waits for a newer one; None: until it is there.
+        seconds: how long an answer is used before it is fetched again.
+        wait: how long a caller waits for a newer one; None: until it is there.
     """
 
     def __init__(self, first: T, *, seconds: float, wait: float | None = None) -> None:

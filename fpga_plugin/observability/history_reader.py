@@ -82,7 +82,7 @@ class HistoryReader:
             try:
                 entries = await self._threads.run("", lambda: self._read(most), seconds=LATE)
             except LateError:
-                return []  # whoever writes there reports it
+                return []  # the history's writer reports it
             if most is None:
                 self._kept = entries
                 asyncio.get_running_loop().call_later(KEPT, self._forget)

@@ -75,7 +75,7 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
     ),
     (
         "memory_never_cleared",
-        "Whether a card has on-card memory that nobody clears between two tenants.",
+        "Whether a card has on-card memory that is not cleared between two tenants.",
         lambda _, card: card["memory"] == NEVER_CLEARED,
     ),
 )

@@ -42,7 +42,7 @@ class Rendered:
             if left > 0:
                 await asyncio.sleep(left)
             self._kept = None
-            self._began = time.monotonic()  # counts even if whoever asked goes away now
+            self._began = time.monotonic()  # counts even if the client goes away now
             response = await render()
             self._began = time.monotonic()
             self._kept = words, response

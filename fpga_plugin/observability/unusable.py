@@ -25,7 +25,7 @@ class Unusable(Enum):
 
 
 def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | None:
-    """Why nobody can be given a free region; None where somebody can, or it has another state."""
+    """Why a free region cannot be given to any pod; None where it can, or it is not free."""
     ledger = plugin.ledger
     card = ledger.cards.get(region.card)
     if card is None or _has_another_state(ledger, card, region):

@@ -1,7 +1,7 @@
 """The running daemon's status: who has what (`schema.StatusView`).
 
-Pods' names and messages are foreign text. Their number is bounded here; whoever shows them makes
-them safe for a terminal or a page.
+Pods' names and messages are foreign text. Their number is bounded here; the code that shows
+them makes them safe for a terminal or a page.
 """
 
 import asyncio

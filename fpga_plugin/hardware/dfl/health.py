@@ -5,8 +5,8 @@ fme_errors, first_error, next_error and pcie*_errors; not for the two read here)
 that a tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub
 clears them. What it can cause of the card's, or that its accelerator hangs, bars no scrub.
 
-An FPGA manager's state is not judged: it reports the region that was programmed last, and whoever
-programmed it has looked.
+An FPGA manager's state is not judged: it reports the region that was programmed last, and that
+region's programmer has looked.
 """
 
 import errno

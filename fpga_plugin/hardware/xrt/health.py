@@ -1,7 +1,7 @@
 """What a card's own signals say of it.
 
 A tenant's image can bring the card into a bad state, or trip a firewall: a scrub ends it, which
-resets the card. What passes by itself and what does not is told apart by its kind.
+resets the card. The kind of a fault says whether it passes by itself.
 """
 
 from fpga_plugin.errors import FpgaPluginError, HardwareError

@@ -1,4 +1,4 @@
-"""The mask of mailbox requests: what PF1, and so whoever has its node, may ask of PF0.
+"""The mask of mailbox requests: what PF1, and so every holder of its node, may ask of PF0.
 
 PF0 has the mask (`config_mailbox_channel_disable`), PF1 a copy that arrives 0.1 to 0.2 s later. PF1
 refuses what its copy forbids at once. With a copy that lags, PF0 drops the request, and who sent it

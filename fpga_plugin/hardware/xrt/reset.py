@@ -4,8 +4,8 @@ PF1 is shut down, which resets the card through PF0, and put online again (the l
 `pci::shutdown`, core/pcie/linux/pcidev.cpp; userpf/xocl_drv.c, xocl_hot_reset). Seen with the
 drivers of 2.25:
 
-- whoever has the render node gets SIGBUS; one that ignores it keeps the reset waiting, without an
-  error, until it ends;
+- a process that has the render node gets SIGBUS; one that ignores it keeps the reset waiting,
+  without an error, until it ends;
 - DRM nodes and most attributes vanish meanwhile, and the node may come back under another minor;
 - `shutdown` reads 1 before PF0 has finished: PF1 put online then would find a card in reset;
 - PF0's answer may be lost: PF1 waits 20 s, comes online by itself, and `shutdown` reads 1;

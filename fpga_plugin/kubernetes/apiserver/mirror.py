@@ -249,7 +249,7 @@ class Mirror(Generic[T]):
             self._changed()
 
     def _apply(self, kind: str, item: T) -> bool:
-        """Whether an event changed anything; what `learn` was told already does not."""
+        """Whether an event changed anything; what `learn` already got does not."""
         name = item.metadata.name
         have = self.items.get(name)
         if have is not None and not _later(item.metadata, have.metadata):

@@ -39,7 +39,7 @@ _DEVICE_PLUGIN_CDI: Final = (1, 29)
 """The first in which DevicePluginCDIDevices is on by default (KEP-4009)."""
 
 _KNOWN: Final = frozenset({"containerd", "cri-o", "docker"})
-"""Runtimes of which it is known whether they have CDI; each CRI-O for such kubelets has."""
+"""Runtimes whose CDI support is known; every CRI-O for such kubelets has it."""
 
 CDI_NOT_KNOWN: Final = (
     "it is not known whether the container runtime adds what FPGA_PLUGIN_CDI_DEVICES names"

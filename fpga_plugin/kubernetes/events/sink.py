@@ -1,6 +1,6 @@
 """Puts Events into the cluster, through the API server (events.k8s.io/v1).
 
-It takes two rights: `create` and `patch` on `events` in the API group `events.k8s.io`. Credentials
+It needs two rights: `create` and `patch` on `events` in the API group `events.k8s.io`. Credentials
 are read again each time: tokens are replaced while the plugin runs.
 """
 

@@ -22,7 +22,7 @@ written to before its task was cancelled."""
 def unary(
     method: str, request: type, reply: type, answer: Callable[[Any], Awaitable[Any]]
 ) -> Handler:
-    """How grpclib takes a method.
+    """A method's handler, as grpclib expects it.
 
     Args:
         method: its name, for the log.

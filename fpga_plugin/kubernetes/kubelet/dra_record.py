@@ -129,7 +129,7 @@ def read_record(root: str, ours: Ours) -> Mapping[ClaimUid, RecordedClaim]:
 
 
 def _drivers(claim: _Claim) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
-    """Each driver of which a claim has devices, with these and the requests that they are for."""
+    """The drivers whose devices a claim has, with each device's requests."""
     for driver, state in (claim.DriverState or {}).items():
         devices = (state.Devices if state is not None else None) or ()
         yield driver, {one.DeviceName: tuple(one.RequestNames or ()) for one in devices}
