@@ -17,7 +17,7 @@ from fpga_plugin.bitstreams.places import find_place
 from fpga_plugin.bitstreams.reader import HEADERS, StoreReader
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.verdicts import FileVerdict
-from fpga_plugin.bitstreams.watch import KEYS, look_at_store
+from fpga_plugin.bitstreams.watched_names import KEYS, look_at_store
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import structlog
 
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import MANIFEST, Aliases, InterfaceAliases
-from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import Place, place_for
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import FileVerdict

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 import structlog
 
 from fpga_plugin.bitstreams.files import Content, Progress, content_of, no_progress, read_digest
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -36,7 +37,6 @@ from fpga_plugin.bitstreams.manifest import (
     manifest_path,
     parse_manifest,
 )
-from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import is_blank
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
 from fpga_plugin.bitstreams.signatures import (

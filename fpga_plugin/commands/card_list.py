@@ -10,7 +10,7 @@ from typing import TypedDict
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.columns import columns
 from fpga_plugin.observability.client import ask
-from fpga_plugin.observability.node import NodeCard, NodeFacts, look
+from fpga_plugin.observability.node_facts import NodeCard, NodeFacts, look
 from fpga_plugin.settings.settings import Settings
 
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, HeldDevices, write_checkpoint
+from fpga_plugin.demo.held_devices import UNKNOWN_NODE, HeldDevices, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
-from fpga_plugin.demo.podsapi import PodsApiDouble
+from fpga_plugin.demo.podsapi_double import PodsApiDouble
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1

@@ -21,8 +21,8 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
-from fpga_plugin.demo.manifest import PodManifest
 from fpga_plugin.demo.pod import DemoContainer
+from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName

@@ -19,7 +19,7 @@ from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
+from fpga_plugin.demo.held_devices import UNKNOWN_NODE
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer

@@ -14,7 +14,6 @@ from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.demo.brief import BriefOutput
 from fpga_plugin.demo.double import EXTENDED, STOCK, Profile
 from fpga_plugin.demo.events import Failure
-from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
     RESOURCE_PREFIX,
     XRT_RESOURCE_PREFIX,
@@ -24,6 +23,7 @@ from fpga_plugin.demo.node import (
 )
 from fpga_plugin.demo.output import JsonOutput, Output, QuietOutput, TextOutput, ids
 from fpga_plugin.demo.pod import DemoPod
+from fpga_plugin.demo.pod_manifest import ManifestError, read_manifest
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.story import Story
 from fpga_plugin.demo.words import words
@@ -153,8 +153,8 @@ async def _interruptible(demo: Coroutine[Any, Any, int], options: Options) -> in
 
 async def _serve(address: str, options: Options, output: Output, recorder: Recorder) -> int:
     """Until Ctrl-C."""
+    from fpga_plugin.demo.rehearsal import trouble
     from fpga_plugin.demo.serve import pods_come_and_go, to_ask, url
-    from fpga_plugin.demo.trouble import trouble
 
     store = _store(options.bitstreams)
     entries = store.list()

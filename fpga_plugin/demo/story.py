@@ -16,11 +16,11 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
 from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
-from fpga_plugin.demo.manifest import PodManifest
 from fpga_plugin.demo.node import DemoNode
 from fpga_plugin.demo.output import Output, ids, milliseconds, short
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import DemoContainer
+from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.demo.words import Words, words

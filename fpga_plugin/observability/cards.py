@@ -14,7 +14,7 @@ from fpga_plugin.allocation.obstacles import FAILED, Obstacle, ObstacleKind, Sto
 from fpga_plugin.cards import functions
 from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
-from fpga_plugin.observability.owners import by_device, who
+from fpga_plugin.observability.device_owners import by_device, who
 from fpga_plugin.observability.schema import (
     CardView,
     ClockView,

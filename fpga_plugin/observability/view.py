@@ -17,8 +17,8 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.observability.cards import look
+from fpga_plugin.observability.device_owners import UNKNOWN
 from fpga_plugin.observability.health import not_ready
-from fpga_plugin.observability.owners import UNKNOWN
 from fpga_plugin.observability.refusals import Refusal, Refusals
 from fpga_plugin.observability.schema import (
     BitstreamView,

@@ -20,7 +20,7 @@ from ledger_support import MemoryJournal, ProcessDiedError
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.reports import Report

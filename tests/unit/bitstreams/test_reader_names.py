@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fpga_plugin.bitstreams import reader
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.errors import NotPermittedError, RefusedError, StoreUnavailableError

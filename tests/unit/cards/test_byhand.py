@@ -20,7 +20,7 @@ from ledger_world import Pod
 
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, TenantImage
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.cards.byhand import HandProgrammer, Programmed
 from fpga_plugin.errors import (
     CardGoneError,
