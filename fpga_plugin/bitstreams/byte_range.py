@@ -55,7 +55,7 @@ class ByteRange:
         return data
 
     def part(self, at: int, size: int) -> "ByteRange":
-        """Some of these bytes; the caller has looked that they are there."""
+        """Some of these bytes; the caller has checked that they are there."""
         return ByteRange(self.read_at, self.start + at, size, self.where)
 
     def pieces(self, count: int) -> Iterator[bytes]:

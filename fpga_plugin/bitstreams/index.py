@@ -3,8 +3,8 @@
 The watcher says what may have changed; one file after the other is then verified in a thread. At
 the start that is every file of the store, after the plugin serves kubelet. A file that is still
 being written is left alone until its writer closes it, which inotify reports; one that the store
-does not give is left until the store answers. What is refused is logged once, with the reason; what
-a pod gets to hear is the same.
+does not give is left until the store answers. What is refused is logged once, with the
+reason; a pod gets the same message.
 """
 
 import asyncio

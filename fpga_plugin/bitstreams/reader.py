@@ -217,7 +217,7 @@ class StoreReader:
             raise self._unavailable(relative, late, READ_SECONDS) from None
 
     async def _unhurried(self, relative: str, work: Callable[[], T]) -> T:
-        """What nobody's start waits for.
+        """A call that no container's start waits for.
 
         Raises:
             StoreUnavailableError: the store does not answer.

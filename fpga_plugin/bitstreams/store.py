@@ -97,7 +97,7 @@ class Store:
     def check(self, place: Place) -> str:
         """Check that a bitstream is what its path says; returns its path.
 
-        Nothing of it stays in memory, and who may write it is not asked.
+        Nothing of it stays in memory, and its permissions are not checked.
 
         Raises:
             BitstreamNotFoundError: there is none; the message names the path.

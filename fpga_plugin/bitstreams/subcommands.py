@@ -50,7 +50,7 @@ FAILED = 1
 
 
 def _store(args: argparse.Namespace) -> Store:
-    """The store of the command line; what is wrong with it is said of `--dir` where that names it.
+    """The store of the command line; errors name `--dir` where that chose it.
 
     Raises:
         BitstreamNotFoundError: `--dir` names none.

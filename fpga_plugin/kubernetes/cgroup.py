@@ -1,4 +1,4 @@
-"""Whether a pod still has processes, told by its cgroup.
+"""Whether a pod still has processes, by its cgroup.
 
 Kubelet can lose sight of a pod that still runs (a force delete does that), so its word alone does
 not show that nobody has the region open or mapped. The pod's cgroup does: kubelet makes it before

@@ -1,8 +1,8 @@
 """The API server: one pod by namespace and name.
 
 For clusters whose kubelet does not serve the Pods API. It needs one right, `get` on pods. Its copy
-of the status lags behind kubelet's, usually by milliseconds and without any bound; who uses it has
-to reckon with that.
+of the status lags behind kubelet's, usually by milliseconds and without any bound; callers have
+to allow for that.
 
 The credentials are read again for each question, since service account tokens and certificates are
 replaced while the plugin runs.

@@ -40,7 +40,7 @@ def unary(
 
 
 class statuses:  # noqa: N801  # a context manager that is used as a statement
-    """Turns errors of a call into statuses; what is unexpected is logged and not told."""
+    """Turns errors of a call into statuses; the text of an unexpected one is only logged."""
 
     def __init__(self, method: str) -> None:
         self._method = method
