@@ -87,8 +87,8 @@ class KubeletDouble(PluginManager):
         profile: what kind of kubelet it plays.
         held: what each container holds (kubelet's podDevices), by pod uid, container, resource.
         pods: the pods that were admitted and have not ended.
-        podresources_error: what PodResources answers to every call; None: what was asked for.
-        podresources_calls: how many calls of each kind it was asked.
+        podresources_error: the error that PodResources returns to every call; None: it answers.
+        podresources_calls: how many calls of each kind it got.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class KubeletDouble(PluginManager):
     async def end_pod(self, pod: DemoPod) -> None:
         """The pod has ended: Deallocate for each container and resource, where the profile has it.
 
-        A stock kubelet says nothing: it frees the devices when somebody next asks.
+        A stock kubelet makes no call: it frees the devices at the next admission or List.
         """
         self.pods.pop(pod.uid, None)
         self._statuses.forget(pod)

@@ -164,7 +164,7 @@ class PluginManager(RegistrationBase):
         self._wipe()
 
     async def restart(self) -> None:
-        """Another life: a new kubelet.sock, every other socket in the directory gone."""
+        """A new kubelet instance: a new kubelet.sock, every other socket in the directory gone."""
         await self.stop()
         await self.start()
 

@@ -39,7 +39,7 @@ SETTLE_SECONDS = 30.0
 
 
 class StuckError(FpgaPluginError):
-    """The plugin did not get to where it should have."""
+    """The plugin did not reach the expected state in time."""
 
 
 class _PodFailedError(Exception):
@@ -235,9 +235,9 @@ class Story:
     # ---------------------------------------------------------------- waiting
 
     async def _until_settled(self, *, released: bool = False) -> None:
-        """The plugin has nothing left to do on any region that nobody owns.
+        """The plugin has no work left on any region without an owner.
 
-        `released`: and nobody owns any.
+        `released`: and no region has an owner.
         """
         ledger = self.node.plugin.ledger
         changed = asyncio.Event()
@@ -322,7 +322,7 @@ class Story:
         self.output.step(self.recorder.seconds, who, text, more)
 
     def _show_running(self, container: DemoContainer, text: str) -> None:
-        """That it runs, and what it sees of its devices."""
+        """Show that the container runs, and what it sees of its devices."""
         seen = [
             ids(device.container_path for device in held.response.devices)
             for held in self.node.kubelet.held.values()

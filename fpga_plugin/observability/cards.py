@@ -139,7 +139,7 @@ class _Cards:
         return "; ".join(notes)
 
     def _passing(self, card_id: CardId, card: Card | None) -> str:
-        """What nobody has to do anything about: it passes by itself."""
+        """What needs no action: it passes by itself."""
         if card is None:
             return ""
         notes = self._obstacles(card_id, _PASSING)
@@ -148,7 +148,7 @@ class _Cards:
         return "; ".join(notes)
 
     def _obstacles(self, card_id: CardId, kinds: frozenset[ObstacleKind]) -> list[str]:
-        """Those of some kinds, in their words."""
+        """The obstacles of some kinds, as text."""
         return [one.message for one in self._ledger.obstacles.of(card_id) if one.kind in kinds]
 
     def _memory_waits_for(self, card_id: CardId) -> str:

@@ -1,8 +1,8 @@
 """All nodes of a cluster at a glance: each plugin's own status, by way of the API server.
 
 No service of its own: the pods are listed, and each is asked for /status.json through the API
-server's proxy (`pods/proxy`), a few at a time. A node that does not answer is reported, and is no
-reason to leave out another one. What a node answers is bounded and parsed like anybody's input.
+server's proxy (`pods/proxy`), a few at a time. A node that does not answer is reported, and
+the others are shown. What a node answers is bounded and parsed as untrusted input.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class _Pods(msgspec.Struct):
 
 
 class NodeTrouble(msgspec.Struct, frozen=True):
-    """As `TroubleView`."""
+    """One kind of trouble of a node, as in `TroubleView`."""
 
     refused: _Count
     drained: _Count

@@ -1,4 +1,4 @@
-"""Who is connected to a listener, and who has to go when there are too many.
+"""The connections of a listener, and which of them end when there are too many.
 
 A prober of the plugin may share an address with a client that floods it, so a new connection is
 never refused: room is made for it. The oldest connection whose request is not complete goes first:

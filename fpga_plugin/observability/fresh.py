@@ -1,4 +1,4 @@
-"""What is slow to learn and asked for by many: learned now and then, by one of them at a time."""
+"""An answer that is slow to get and that many want: one caller at a time fetches it."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ class Fresh(Generic[T]):
         self._asking: asyncio.Task[None] | None = None
 
     async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer, new or `seconds` old; who goes away meanwhile ends nobody else's wait."""
+        """The answer, new or `seconds` old; a caller that leaves ends no other's wait."""
         if self._asking is None and time.monotonic() - self._asked_at >= self._seconds:
             self._asking = asyncio.create_task(self._ask(ask))
         if (asking := self._asking) is not None:

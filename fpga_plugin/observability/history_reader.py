@@ -75,7 +75,7 @@ class HistoryReader:
         return self._used
 
     async def _entries(self, most: int | None) -> Sequence[Entry]:
-        """The newest ones, or all; one reading at a time, and all of them are kept for a moment."""
+        """The newest entries, or all; one read at a time, and all entries are kept for a moment."""
         async with self._turn:
             if self._kept is not None:
                 return self._kept

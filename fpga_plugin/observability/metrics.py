@@ -100,7 +100,7 @@ def exposition(
 
 
 class _Collected:
-    """What the library's writers take for a registry."""
+    """A registry, as the library's writers expect it."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

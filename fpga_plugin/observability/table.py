@@ -98,7 +98,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT, part: bool = False) -> s
 
 
 def _trouble(status: StatusView) -> list[str]:
-    """How much of the node needs somebody, in one line; a plugin that starts cannot tell."""
+    """How much of the node needs an operator, in one line; unknown while the plugin starts."""
     words = [one.words for one in troubles(status)]
     if not words and status["ready"]:
         words.append("no trouble")

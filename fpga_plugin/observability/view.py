@@ -91,7 +91,7 @@ async def view(context: StatusContext) -> StatusView:
 
 
 def _failed(card: CardView) -> int:
-    """Regions that nobody can use before somebody mends them; a card that is gone counts as one."""
+    """Regions that no pod can use before a repair; a card that is gone counts as one."""
     if not card["present"]:
         return 1
     return sum(region["failed"] for region in card["regions"])
