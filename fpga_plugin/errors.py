@@ -104,9 +104,18 @@ class FpgaPluginError(Exception):
 
 
 class InvalidRequestError(FpgaPluginError):
-    """A container's FPGA_* variables, or a call of kubelet's, are malformed."""
+    """A container's FPGA_* variables, or a call of kubelet's, are malformed.
+
+    Attributes:
+        asked: by what a bitstream was asked for that is no id and no name of one; it may be a
+            title. Empty: that is not what is wrong.
+    """
 
     status = Status.INVALID_ARGUMENT
+
+    def __init__(self, message: str, *, hint: str = "", asked: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.asked = asked
 
 
 class UnknownDeviceError(FpgaPluginError):

@@ -180,7 +180,7 @@ class PreStarts:
                 ) from None
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
-            named = self._targets.named(error)
+            named = await self._targets.explained(error)
             self._envs.refused(identity, devices, str(named.for_tenant()))
             self._recorder.refused(identity, devices, named)
             raise named from error.__cause__
