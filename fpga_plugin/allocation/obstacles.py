@@ -38,6 +38,7 @@ ANOTHER_POD: Final = "the pod's controller makes a new pod, which is placed agai
 OPERATOR_ENDS_IT: Final = f"{ANOTHER_POD}; or {ASK_THE_OPERATOR}, who can end that"
 RUNBOOK: Final = "see docs/runbook.md"
 STATUS: Final = "see `fpga-plugin status`"
+PROCESSES: Final = "see why that pod's processes do not end"
 
 
 class Stops(enum.Flag):
@@ -429,13 +430,12 @@ class Obstacles:
                 hint,
             )
             return
-        hint = "see why that pod's processes do not end"
         yield Obstacle(
             ObstacleKind.STRANGER,
             subject,
             f"is also open to pod {one.pod}, which was given it as {one.region} and may still run",
-            hint,
-            hint,
+            PROCESSES,
+            PROCESSES,
         )
 
     def _of_owner(self, device: DeviceId) -> Iterator[Obstacle]:
@@ -509,7 +509,7 @@ class Obstacles:
                 ObstacleKind.TENANCY,
                 subject,
                 f"may still be used by pod {', '.join(pods)}, which had it",
-                operator="see why that pod's processes do not end",
+                operator=PROCESSES,
             )
 
 
