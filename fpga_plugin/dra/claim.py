@@ -118,6 +118,7 @@ class ResourceClaim:
         pod_claim: the pod's name for it, if a template made it; empty: none did.
         reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
             such as a group of pods, counts as one that lives.
+        only_for_pods: whether `pods` are all for whom it is reserved.
     """
 
     ref: ClaimRef
@@ -127,6 +128,7 @@ class ResourceClaim:
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
     reserved: bool = False
+    only_for_pods: bool = False
     pod_claim: str = ""
 
     @property
@@ -301,6 +303,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         pod,
         _names(claim.status.reservedFor or (), ref),
         bool(claim.status.reservedFor),
+        len(pods) == len(claim.status.reservedFor or ()),
         (claim.metadata.annotations or {}).get(POD_CLAIM, ""),
     )
 

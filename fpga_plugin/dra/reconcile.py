@@ -183,7 +183,7 @@ class ClaimReconciler:
                 if uid in record:
                     await self._part(record[uid], calls[uid])
                 elif (owner := self._ledger.claim_owners.get(uid)) is not None:
-                    await self._end_if_over(owner)
+                    await self._end_if_over(owner, calls[uid])
             except FpgaPluginError as error:
                 self._waits = True
                 log.warning("claim cannot be ended", claim=uid, error=str(error))
@@ -302,13 +302,21 @@ class ClaimReconciler:
             self._ledger.dra.part(uid, recorded.pods)
         else:  # kubelet writes its record just before it calls: it is read once more
             self._wake.set()
+        await self._end_left(uid)
+
+    async def _end_left(self, uid: ClaimUid) -> None:
+        """End the tenancies of pods that left a claim and whose processes are gone.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
         left = [one for one in self._ledger.dra.tenancies_of_claim(uid) if one.left]
         gone = [one for one in left if await self._operations.living([one]) is None]
         self._ledger.work.end_tenancies(gone)
         self._waits |= len(gone) < len(left)
 
-    async def _end_if_over(self, owner: ClaimOwner) -> None:
-        """End a claim that kubelet's record lacks, if it is unused.
+    async def _end_if_over(self, owner: ClaimOwner, calls: int) -> None:
+        """End a claim that kubelet's record lacks, if it is unused; `calls`: before the look.
 
         Raises:
             FpgaPluginError: not now: the journal or the claim's file cannot be written.
@@ -325,7 +333,7 @@ class ClaimReconciler:
                     hint="its devices are kept until its pods are gone and, with"
                     " FPGA_PLUGIN_MODE=dra, the API server says that it is over",
                 )
-            if not await self._is_over(owner):
+            if not await self._is_over(owner, calls):
                 self._waits = True
                 return
             await self._files.remove(uid, owner)
@@ -333,8 +341,10 @@ class ClaimReconciler:
             await self._ends.end(uid)
         self._waits |= not await self._ends.forget(uid)
 
-    async def _is_over(self, owner: ClaimOwner) -> bool:
+    async def _is_over(self, owner: ClaimOwner, calls: int) -> bool:
         """Whether a claim that kubelet's record lacks is unused.
+
+        If it is not, the pods that the API server no longer names either are done with it.
 
         Raises:
             FpgaPluginError: kubelet's record cannot be read, or the journal not be written.
@@ -351,6 +361,9 @@ class ClaimReconciler:
             else:
                 if claim.reserved:
                     ledger.dra.join(uid, claim.pods)
+                    if claim.only_for_pods and self._ends.calls[uid] == calls:
+                        ledger.dra.part(uid, claim.users)
+                        await self._end_left(uid)
                     return False
         ledger.dra.part(uid, ())  # the API server's word, and the record's
         if await self._operations.living(ledger.dra.tenancies_of_claim(uid)) is not None:

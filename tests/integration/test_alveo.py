@@ -25,6 +25,8 @@ from daemon_support import (
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
 from dra_support import DraNode
 
+from fpga_plugin.observability.client import ask as observed
+
 ALVEO_REGIONS, ALVEO_CARDS = f"fpga.amd.com/region-{ALVEO}", f"fpga.amd.com/fpga-{ALVEO}"
 OTHER = "b7c1e2d34b5f46889a0b1c2d3e4f5061"
 NOTHING = "b1a0" + "0" * 27 + "1"
@@ -471,3 +473,34 @@ def test_a_shell_has_a_name_that_pods_ask_for():
         node.kubelet.allocate(P0, resource=resource)
         node.kubelet.prestart(P0, env=ask(), resource=resource)
         assert node.state()[P0]["record"] == VADD
+
+
+def test_cards_that_swapped_their_nodes_wait_for_the_pod_that_may_open_them():
+    with AlveoNode(f"2x1+alveo@{ALVEO}").up() as node:
+        kubelet = node.kubelet
+        for region in (P0, P1):
+            kubelet.allocate(region, resource=ALVEO_REGIONS)
+            kubelet.prestart(region, env=ask(), resource=ALVEO_REGIONS)
+        node.plugin.kill()
+        file = node.simulated / "state.json"
+        state = json.loads(file.read_text())
+        one, two = (state["regions"][region] for region in (P0, P1))
+        one["minor"], two["minor"] = two["minor"], one["minor"]
+        file.write_text(json.dumps(state))
+        node.again()
+        for region in (P0, P1):
+            with pytest.raises(Refused, match="device numbering changed"):
+                kubelet.prestart(region, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        kubelet.until_health(P0, UNHEALTHY, ALVEO_REGIONS)
+
+        def reason() -> str:
+            cards = observed(str(node.told().state_dir), "GET", "/status")["cards"]
+            return next(r["reason"] for c in cards for r in c["regions"] if r["region"] == P0)
+
+        eventually(lambda: f"also open to the pod that was given {P1}" in reason())
+        assert node.alveo(P0)["afu_id"] == VADD
+        kubelet.deallocate(P1, resource=ALVEO_REGIONS)
+        for region in (P0, P1):
+            kubelet.until_health(region, HEALTHY, ALVEO_REGIONS)
+            assert node.alveo(region)["afu_id"] == NOTHING

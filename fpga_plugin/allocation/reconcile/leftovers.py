@@ -51,6 +51,7 @@ class DevicePluginLeftovers:
         self._ledger, self._cgroups, self._owners = ledger, cgroups, owners
         self._pods, self._queue = pods, queue
         self._uncounted = pods.podresources is not None
+        self._not_counting = ""
         self.problem = ""
 
     @property
@@ -95,6 +96,8 @@ class DevicePluginLeftovers:
         try:
             await self._pods.holders()
         except FpgaPluginError as error:
-            log.info("kubelet cannot be made to count its devices", error=str(error))
+            if self._not_counting != str(error):
+                self._not_counting = str(error)
+                log.info("kubelet cannot be made to count its devices", error=self._not_counting)
         else:
-            self._uncounted = False
+            self._uncounted, self._not_counting = False, ""

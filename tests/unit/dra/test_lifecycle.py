@@ -176,6 +176,7 @@ class ClaimScene(Scene):
             config,
             frozenset(map(PodUid, pods)),
             reserved=bool(pods),
+            only_for_pods=True,
         )
         return claim
 

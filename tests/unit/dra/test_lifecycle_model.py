@@ -388,7 +388,8 @@ class Replay:
             return self.record()
 
         with mock.patch.object(reconcile, "read_record", read):
-            self.finish(self.reconciler._end_if_over(self.plugin.ledger.claim_owners[uid(claim)]))
+            owner = self.plugin.ledger.claim_owners[uid(claim)]
+            self.finish(self.reconciler._end_if_over(owner, self.reconciler._ends.calls[owner.uid]))
         self.ended(claim)
 
     step_part = step_end_lost

@@ -542,7 +542,7 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
         lost.allocated(A, lost.regions[0], pods=("pod-5",))
     elif answer == "for something else":
         claim = lost.allocated(A, lost.regions[0], pods=())
-        lost.server.claims[A] = replace(claim, reserved=True)
+        lost.server.claims[A] = replace(claim, reserved=True, only_for_pods=False)
     else:
         lost.server.failing = [NoSourceError("it is away")]
     lost.look()
@@ -551,6 +551,41 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
         assert "pod-5" in lost.ledger.pods_of(lost.ledger.claim_owners[A].devices), (
             "it is waited for at the end"
         )
+
+
+def users(scene: RecordScene) -> set[str]:
+    return {one.pod for one in scene.ledger.dra.tenancies_of_claim(A)}
+
+
+def test_of_a_claim_that_kubelet_lost_pods_go_that_nobody_names_any_more(
+    lost: RecordScene,
+) -> None:
+    """Else what is kept of it grows with each pod that the API server names for a while."""
+    ghost = lost.pod("pod-1")
+    for number in (2, 3):
+        lost.allocated(A, lost.regions[0], pods=(f"pod-{number}",))
+        lost.look()
+        assert users(lost) == {"pod-1", f"pod-{number}"}, "pod-1 runs"
+    ghost.running = False
+    lost.look()
+    assert users(lost) == {"pod-3"}
+    assert not over(lost)
+
+
+@pytest.mark.parametrize("why", ["a group", "a call"])
+def test_of_a_claim_that_kubelet_lost_no_pod_goes_that_may_have_come_since(
+    lost: RecordScene, why: str
+) -> None:
+    claim = lost.allocated(A, lost.regions[0], pods=("pod-2",))
+    if why == "a group":
+        lost.server.claims[A] = replace(claim, only_for_pods=False)
+        lost.look()
+    else:
+        look = lost.plugin.begin(lost.reconciler.reconcile())
+        lost.reconciler._ends.calls[A] += 1
+        lost.plugin.work()
+        assert look.result()
+    assert users(lost) == {"pod-1", "pod-2"}
 
 
 @pytest.mark.parametrize("answer", ["elsewhere", "for nobody"])
