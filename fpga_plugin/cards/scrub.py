@@ -336,7 +336,7 @@ class Scrubber:
             self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs", PROCESSES)
             return False
         if (uid := await self._running_owner(region)) is not None:
-            self._wait_for(region.id, f"pod {uid}, its owner, runs containers", PROCESSES)
+            self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
             return False
         return True
 
@@ -358,7 +358,7 @@ class Scrubber:
         pod = None if allocation is None else allocation.pod
         return Report(region, pod=pod, former=self._operations.former(region))
 
-    def _wait_for(self, region: RegionId, what: str, hint: str) -> None:
+    def _wait_for(self, region: RegionId, what: str, hint: str = "") -> None:
         """Note what a scrub waits for, and what the operator can do; as `Obstacle`s are shown."""
         reason = f"{what} ({hint})" if hint else what
         if self._waits.get(region) != reason:
