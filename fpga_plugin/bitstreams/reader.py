@@ -188,6 +188,27 @@ class StoreReader:
         """
         return await self._unhurried(HEADERS, self.library.store.list)
 
+    async def titled(self, title: str, interface_id: InterfaceId | None = None) -> str:
+        """Ids of the bitstreams whose accelerator calls itself so, for people; empty: none does.
+
+        Of a store that answers at once. Status and lists show titles in quotes.
+        """
+        wanted = title.strip("'")
+        entries: Iterable[StoreEntry] = ()
+        with contextlib.suppress(FpgaPluginError, LateError):
+            entries = await self._threads.run(
+                HEADERS, self.library.store.list, seconds=LOOK_SECONDS, spare=SPARE_THREADS
+            )
+        found = (
+            entry.bitstream_id
+            for entry in entries
+            if entry.bitstream_id is not None
+            and interface_id in {None, entry.interface_id}
+            and entry.contents is not None
+            and entry.contents.name == wanted
+        )
+        return " or ".join([*dict.fromkeys(found)][:_NAMED])
+
     async def tidy(self, present: Iterable[str]) -> None:
         """`Library.tidy`, which does not touch the store."""
         await asyncio.to_thread(self.library.tidy, present)

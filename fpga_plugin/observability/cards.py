@@ -213,7 +213,7 @@ class _Cards:
 
         Each thing once: not what the card's row says, nor what the condition says.
         """
-        if cause := next((one.cause for one in obstacles if one.cause), ""):
+        if cause := next((one.told for one in obstacles if one.cause), ""):
             return cause
         reason = record.reason
         if record.condition is Condition.DIRTY:

@@ -355,7 +355,8 @@ def _refusals(refusals: Sequence[RefusalView], now: float, width: int) -> list[s
     for one in waiting:
         lines += [*_head(one, now, width), *_message(one, width)]
     if over:
-        lines += ["  over: `fpga-plugin status --history` has the reasons"]
+        # Not --history: it has what concerns a region, and the last of each.
+        lines += ["  over: `fpga-plugin status --json` has the reasons"]
         lines += [line for one in over for line in _head(one, now, width)]
     return lines
 

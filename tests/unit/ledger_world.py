@@ -553,6 +553,10 @@ class Images:
 
     has_blank = True
     known_names = Names()
+    titles: Mapping[str, str] = MappingProxyType({})
+
+    async def titled(self, title: str, interface_id: InterfaceId | None = None) -> str:
+        return self.titles.get(title, "")
 
     async def load(
         self, interface_id: InterfaceId, bitstream_id: BitstreamId, takes: type[Image] = RawImage

@@ -10,7 +10,7 @@ import errno
 import time
 from collections.abc import Callable
 
-from fpga_plugin.errors import CardGoneError, HardwareError
+from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions
@@ -53,6 +53,7 @@ def set_mask(kernel: Kernel, card: CardId, functions: Functions, mask: int) -> N
         raise CardGoneError(
             f"card {card} has lost its management driver: {path} is not there",
             hint="is xclmgmt bound? See `fpga-plugin card list`",
+            tenant=ASK_THE_OPERATOR,
         ) from error
     except OSError as error:
         writable = error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}

@@ -15,7 +15,7 @@ drivers of 2.25:
 
 import time
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError
+from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError, PortInUseError
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.sysfs import children
 from fpga_plugin.hardware.xrt import defs
@@ -75,7 +75,9 @@ def _write(kernel: Kernel, card: CardId, functions: Functions, text: str) -> Non
         kernel.write(path, text)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CardGoneError(
-            f"card {card} cannot be reset: {path} is not there", hint="is xocl bound?"
+            f"card {card} cannot be reset: {path} is not there",
+            hint="is xocl bound?",
+            tenant=ASK_THE_OPERATOR,
         ) from error
     except OSError as error:
         raise HardwareError(
@@ -178,6 +180,7 @@ def _check_there(kernel: Kernel, card: CardId, functions: Functions) -> None:
             raise CardGoneError(
                 f"card {card} went while it was reset: {function} has no driver",
                 hint="see the kernel's log",
+                tenant=ASK_THE_OPERATOR,
             )
 
 

@@ -55,7 +55,7 @@ class statuses:  # noqa: N801  # a context manager that is used as a statement
             GRPCError: in place of the error.
         """
         if isinstance(error, FpgaPluginError):
-            raise GRPCError(error.status, str(error)) from error
+            raise GRPCError(error.status, str(error.for_tenant())) from error
         if isinstance(error, ProtocolError):
             raise GRPCError(Status.CANCELLED, WENT_AWAY) from error
         if isinstance(error, Exception) and not isinstance(error, GRPCError):

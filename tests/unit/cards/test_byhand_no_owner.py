@@ -89,8 +89,8 @@ def test_a_name_that_cannot_be_looked_up_is_refused_for_that_reason(error: FpgaP
         async def aliases(self):
             raise error
 
-        async def headers(self):
-            raise error
+        async def titled(self, title, interface_id):
+            return ""
 
         async def names(self):
             return Names()
