@@ -204,6 +204,16 @@ class Settings:
         "Domain of the resources of Alveo cards: `<prefix>/region-<interface id>` and so on. With "
         "DRA all cards are one driver's, whatever their family.",
     )
+    xrt_shell_resources: bool = _setting(
+        "FPGA_PLUGIN_XRT_SHELL_RESOURCES",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Name the resources of Alveo cards as AMD's own plugin does, one for each shell, in place "
+        "of `region-...` and `fpga-...`: `amd.com/xilinx_u55c_gen3x16_xdma_base_3-0`. Pods that "
+        "have devices keep them under the former names, until they end. Functions (`af`) and "
+        "ResourceSlices keep the ids.",
+    )
     xrt_tenant_loads: bool = _setting(
         "FPGA_PLUGIN_XRT_TENANT_LOADS",
         "false",

@@ -25,6 +25,9 @@ from daemon_support import (
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
 from dra_support import DraNode
 
+AMDS = "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
+"""What AMD's plugin calls the cards of the simulation's shell."""
+
 ALVEO_REGIONS, ALVEO_CARDS = f"fpga.amd.com/region-{ALVEO}", f"fpga.amd.com/fpga-{ALVEO}"
 OTHER = "b7c1e2d34b5f46889a0b1c2d3e4f5061"
 NOTHING = "b1a0" + "0" * 27 + "1"
@@ -442,12 +445,11 @@ def test_a_claims_prepare_waits_for_the_reset_after_the_last_one():
 def test_a_card_that_amds_plugin_gave_to_a_pod_is_left_alone_until_that_pod_is_gone():
     with AlveoNode(f"2x1+alveo@{ALVEO}") as node:
         answer = message("ContainerAllocateResponse")()
-        theirs = "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
-        node.kubelet.checkpoint(("uid-1", "main", theirs, ["0000:10:00.1"], answer))
+        node.kubelet.checkpoint(("uid-1", "main", AMDS, ["0000:10:00.1"], answer))
         node.kubelet.start()
         node.start()
         line = node.plugin.until_logged("card left alone", card=CARD)
-        assert theirs in line["reason"]
+        assert AMDS in line["reason"]
         node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
         assert (node.alveo()["mask"], node.alveo()["record"]) == (0, NONE)
 
@@ -470,4 +472,66 @@ def test_a_shell_has_a_name_that_pods_ask_for():
         node.kubelet.until(resource, {P0: HEALTHY})
         node.kubelet.allocate(P0, resource=resource)
         node.kubelet.prestart(P0, env=ask(), resource=resource)
+        assert node.state()[P0]["record"] == VADD
+
+
+def registered(node: Node) -> list[str]:
+    return sorted(node.plugin.logged("serving")[0]["resources"])
+
+
+def test_a_pod_of_amds_plugin_finds_its_resource_and_its_cards():
+    """One name for each shell, and no other: what its limits say is all that it has to say."""
+    with AlveoNode(f"1x1,2x1+alveo@{ALVEO}", xrt_shell_resources="true") as node:
+        answer = message("ContainerAllocateResponse")()
+        # A pod of AMD's plugin runs on the second card.
+        node.kubelet.checkpoint(("uid-1", "main", AMDS, ["0000:12:00.1"], answer))
+        node.kubelet.start()
+        node.start()
+        first, second = "0000-11-00.0-p0", "0000-12-00.0-p0"
+        node.kubelet.until(AMDS, {first: HEALTHY, second: UNHEALTHY})
+        assert registered(node) == sorted([AMDS, REGIONS, CARDS]), "DFL cards have their own names"
+        answer = node.kubelet.allocate(first, resource=AMDS)
+        assert answer.envs["FPGA_DEVICE_1"] == "/dev/dri/renderD128"
+        assert answer.envs["FPGA_DEVICES_REGION_5B1A0D1E"] == "/dev/dri/renderD128"
+        node.kubelet.prestart(first, env=NO_REQUEST, resource=AMDS)
+        assert node.alveo(first)["record"] == NOTHING, "a pod that names no bitstream"
+        node.kubelet.prestart(first, env=ask(), resource=AMDS)
+        assert node.alveo(first)["record"] == VADD
+        node.kubelet.deallocate(first, resource=AMDS)
+        assert eventually(lambda: node.alveo(first)["record"] == NOTHING)
+
+
+def test_the_names_of_amds_plugin_come_and_go_with_the_setting_and_pods_keep_theirs():
+    with AlveoNode(f"2x1+alveo@{ALVEO}") as node:
+        node.up()
+        own(node)
+        node.set(xrt_shell_resources="true", advertise="whole")
+        node.again()
+        node.kubelet.until(AMDS, {P1: HEALTHY})
+        assert registered(node) == sorted([AMDS, ALVEO_REGIONS]), "one of them for the pod"
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        node.kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.kubelet.allocate(P1, resource=AMDS)
+        node.kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        node.kubelet.until(AMDS, {P0: HEALTHY, P1: HEALTHY})
+        node.set(xrt_shell_resources="false", advertise="both")
+        node.again()
+        node.kubelet.until(AMDS, {P1: HEALTHY})
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        node.kubelet.until(ALVEO_CARDS, {CARD: HEALTHY})
+        node.kubelet.prestart(P1, env=ask(), resource=AMDS)
+        node.kubelet.deallocate(P1, resource=AMDS)
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        node.again()
+        assert registered(node) == sorted([ALVEO_REGIONS, ALVEO_CARDS])
+
+
+def test_the_sample_store_has_images_for_simulated_cards_without_an_interface_id():
+    """`FPGA_PLUGIN_SIMULATED_CARDS=2x1+alveo` is what a reader of the documents tries first."""
+    with Node("2x1+alveo") as node:
+        node.up()
+        regions = f"fpga.amd.com/region-{REGIONS[-32:]}"
+        node.kubelet.until(regions, {P0: HEALTHY, P1: HEALTHY})
+        node.kubelet.allocate(P0, resource=regions)
+        node.kubelet.prestart(P0, env=request(VADD), resource=regions)
         assert node.state()[P0]["record"] == VADD

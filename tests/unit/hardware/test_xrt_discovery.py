@@ -134,6 +134,16 @@ def test_of_a_shell_with_two_stages_the_drivers_own_choice_names_the_resources(r
     assert rig.card().interface_id == ours
 
 
+def test_a_card_knows_what_amds_plugin_calls_it(rig: Rig):
+    """Shell and time stamp, as that plugin reads them: of the user function."""
+    assert rig.card().vendor_resource == "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
+    rig.kernel.instead["rom.u.4096/VBNV"] = "xilinx_u200_xdma_201830_2"
+    rig.kernel.instead["rom.u.4096/timestamp"] = "1561656294"
+    assert rig.card().vendor_resource == "amd.com/xilinx_u200_xdma_201830_2-1561656294"
+    rig.kernel.instead["rom.u.4096/timestamp"] = "yesterday/"
+    assert rig.card().vendor_resource == ""
+
+
 def test_a_life_of_the_user_functions_driver_is_another_region(rig: Rig):
     before = rig.region()
     rig.board().unbind(user=True)
