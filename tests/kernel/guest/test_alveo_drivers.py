@@ -99,6 +99,8 @@ def test_cards_are_found_with_their_region(rig: Rig):
     for card, fake in zip(found.cards.values(), rig.cards, strict=True):
         (region,) = card.regions
         assert card.interface_id == alveo_files.INTERFACE
+        assert card.firmware == alveo_files.SHELL
+        assert card.vendor_resource == f"amd.com/{alveo_files.SHELL}-0", "as AMD's plugin reads it"
         assert list(region.grant.nodes) == [fake.node]
         assert region.grant.env[f"FPGA_FUNCTIONS_{fake.id.replace('-', '_').replace('.', '_')}_P0"]
         assert rig.backend.numbers(region) == region.numbers
