@@ -79,6 +79,7 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
+        untested: what the plugin does with such cards that nobody has seen on one, for people.
         vendor: of the card in a word, as `intel`.
         vendor_resource: the resource by which the vendor's own device plugin gives such cards out;
             empty where there is none.
@@ -107,6 +108,7 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
+    untested: str = ""
     vendor: str = ""
     model: str = ""
     serial: str = ""

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from daemon_support import (
     MAIN,
     NO_REQUEST,
     REGIONS,
+    ROOT,
     UNHEALTHY,
     Cgroups,
     Node,
@@ -535,3 +538,58 @@ def test_the_sample_store_has_images_for_simulated_cards_without_an_interface_id
         node.kubelet.allocate(P0, resource=regions)
         node.kubelet.prestart(P0, env=request(VADD), resource=regions)
         assert node.state()[P0]["record"] == VADD
+
+
+def fpga_plugin(node: Node, *arguments: str) -> str:
+    """A command on the node, as its owner types it."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", *arguments],
+        env=os.environ | node.settings,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout + ran.stderr
+
+
+def test_the_steps_of_an_owner_of_a_card_do_what_their_page_says():
+    """docs/alveo.md, For the owner of a card: step by step, with its words."""
+    with AlveoNode(cards="0000:10:00.0") as node:
+        node.kubelet.start()
+        # 1
+        text = " ".join(fpga_plugin(node, "card", "show", "--assumptions").split())
+        assert "Nothing was opened, written or programmed" in text
+        for held in (
+            "PF0 has the driver xclmgmt, of XRT 2.15 or later",
+            "its shell shows the interface id",
+            "the mask of mailbox requests reaches PF1",
+            "PF1 has one render node",
+        ):
+            assert f" + {held}" in text, held
+        assert not (node.state_dir / "simulated" / "state.json").exists(), "nothing was touched"
+        # 2
+        path = str(node.store / ALVEO / "blank.xclbin")
+        assert f"{path}: good" in fpga_plugin(node, "bitstream", "verify")
+        assert "a scrub with this file as the blank clears it" in fpga_plugin(
+            node, "bitstream", "inspect", path
+        )
+        # 3
+        node.start()
+        steps = node.plugin.until_logged("region scrubbed", region=P0)["steps"]
+        assert {"reset card", "program blank", "clear memory"} <= steps.keys()
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        status = fpga_plugin(node, "status")
+        assert "BLANK" in status
+        assert "memory clear untested on hardware" in status
+        # 4
+        fpga_plugin(node, "card", "drain", CARD)
+        fpga_plugin(node, "card", "program", CARD, "0", VADD)
+        assert node.alveo()["record"] == VADD
+        assert node.alveo()["mask"] == MASK
+        assert "PROGRAMMED" in fpga_plugin(node, "status")
+        # 5
+        fpga_plugin(node, "card", "undrain", CARD)
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        assert node.alveo()["record"] == NOTHING
+        assert "BLANK" in fpga_plugin(node, "status")

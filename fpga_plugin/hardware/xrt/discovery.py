@@ -136,6 +136,7 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         handle=functions,
         pcie_root=pci.root_complex(kernel.realpath(management)),
         firmware=_shell(kernel, management),
+        untested=defs.UNTESTED,
         family="xrt",
         vendor="amd",
         model=product,
