@@ -250,6 +250,23 @@ def test_a_mask_that_was_lost_is_set_again_at_once_and_a_nodes_event_says_so():
         assert kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY}
 
 
+def test_a_free_card_whose_mask_does_not_come_back_is_not_offered_until_it_does():
+    with AlveoNode().up() as node:
+        assert node.plugin.stop() == 0
+        path = node.simulated / "state.json"
+        state = json.loads(path.read_text())
+        state["regions"][P0]["mask"] = 0
+        path.write_text(json.dumps(state))
+        fault = node.arm(P0, "mute")  # PF1 does not hear of another mask
+        plugin = node.restarted()
+        line = plugin.until_logged("region unhealthy", region=P0)
+        assert "unguarded: the user function of card" in str(line)
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY})
+        fault.unlink()
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        assert node.alveo()["mask"] == MASK
+
+
 def test_of_an_owned_card_that_went_and_came_back_the_mask_is_set_again():
     with AlveoNode().up() as node:
         kubelet = node.kubelet

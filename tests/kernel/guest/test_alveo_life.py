@@ -193,7 +193,7 @@ def test_cards_that_swapped_their_nodes_are_given_to_nobody_by_the_old_grant(
         card.come_back()
     assert [card.node for card in cards] == before[::-1]
     for card in cards:
-        with pytest.raises(Refused):
+        with pytest.raises(Refused, match="device numbering changed"):
             node.prestart(region(card), request(A))
     for card in cards:
         end(node, card)
