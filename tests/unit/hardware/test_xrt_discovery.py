@@ -9,6 +9,7 @@ from doubles.xclbins import ALVEO
 
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.model import AssumptionVerdict, Iommu
+from fpga_plugin.hardware.xrt import discovery
 
 PF0, PF1 = "/sys/bus/pci/devices/0000:10:00.0", "/sys/bus/pci/devices/0000:10:00.1"
 
@@ -162,6 +163,11 @@ def test_what_a_qdma_shell_has_beside_the_render_node_is_granted(rig: Rig):
             }[path]
 
     assert qdma_nodes(Listing(), PF1) == ("/dev/xfpga/dma.qdma.u4097.0",)
+
+
+def test_the_grant_has_them(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(discovery, "qdma_nodes", lambda kernel, user: (f"/dev/{user[-12:]}",))
+    assert rig.region().grant.shared == ("/dev/0000:10:00.1",)
 
 
 def test_assumptions_say_what_holds_and_what_is_on_trust(rig: Rig):
