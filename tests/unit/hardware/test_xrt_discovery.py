@@ -62,7 +62,7 @@ def test_what_is_read_of_the_user_function_is_read_by_name(rig: Rig):
     rig.backend.health(rig.card())
     listed = {p for p in rig.kernel.read_paths if p.startswith(PF1) and p.count("/") < 7}
     attributes = {path.rpartition("/")[2] for path in listed}
-    # Its own directory is listed for the names of subdevices, and none of them is entered.
+    # Its own directory is listed for the names of subdevices; of these rom.u alone is read.
     assert attributes <= {
         *("vendor", "device", "subsystem_vendor", "subsystem_device", "shutdown", "drm", "ready"),
         *("dev_offline", "device_bad_state", "xclbinuuid", "config_mailbox_channel_disable"),
