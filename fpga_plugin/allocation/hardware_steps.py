@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Change, Condition, RegionRecord
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.naming import Naming
@@ -191,7 +192,7 @@ class HardwareSteps:
     def _went(self, step: Step, region: RegionId) -> None:
         self._state.failing.pop(region, None)
         self._state.functions.pop(region, None)
-        step.end_debug([region])
+        step.change.debug_holds |= debug_holds.ended(self._state, [region])
         if self._state.record(region).condition is not Condition.DIRTY:
             step.mark([region], Condition.DIRTY, "the hardware went")
 

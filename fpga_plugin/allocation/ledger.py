@@ -20,6 +20,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.device_plugin_steps import DevicePluginSteps
 from fpga_plugin.allocation.dra_steps import DraSteps
 from fpga_plugin.allocation.exposure import ExposurePolicy
@@ -30,7 +31,6 @@ from fpga_plugin.allocation.journal.records import (
     Allocation,
     Change,
     Condition,
-    DebugHold,
     Fact,
     RegionRecord,
     Tenancy,
@@ -134,7 +134,7 @@ class Ledger(State):
             if taken != allocation:
                 change.allocations[allocation.device] = taken
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
-        change.debug_holds = self._debugs_over(same_boot=same_boot)
+        change.debug_holds = debug_holds.over_at_start(self, same_boot=same_boot)
         held = {allocation.resource for allocation in self.allocations.values()}
         for name, meaning in self.alias_bindings.items():
             domain = name.partition("/")[0]
@@ -168,14 +168,6 @@ class Ledger(State):
             for record in self.regions.values()
             if (taken_up := _record_at_start(record, unblanked=unblanked, same_boot=same_boot))
             != record
-        }
-
-    def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, DebugHold | None]:
-        """Holds that end: in another boot no region is as left; an owner ends its region's hold."""
-        return {
-            region: None
-            for region, debug in self.debug_holds.items()
-            if not same_boot or (debug.until and self.region_allocation(region) is not None)
         }
 
 

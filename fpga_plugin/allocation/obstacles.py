@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.exposure import ExposurePolicy
-from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold
+from fpga_plugin.allocation.journal.records import Allocation, Condition
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     FUNCTIONS_HINT,
@@ -387,9 +388,9 @@ class Obstacles:
 
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
-        if (hold := state.debug_hold(region.id)) is not None:
+        if (hold := debug_holds.in_force(state, region.id)) is not None:
             end = f"`fpga-plugin card release {region.card}`"
-            why = debug_hold_words(hold)
+            why = debug_holds.words(hold)
             yield Obstacle(
                 ObstacleKind.KEPT,
                 subject,
@@ -492,7 +493,7 @@ class Obstacles:
         if free and record.condition not in self.offered | {Condition.FAULTED}:
             why = f": {record.reason}" if record.reason else ""
             yield Obstacle(ObstacleKind.NOT_CLEAN, subject, f"is not clean yet{why}")
-        if region.id in state.debug_holds and state.debug_hold(region.id) is None:
+        if debug_holds.pending(state, region.id):
             yield Obstacle(
                 ObstacleKind.UNDECIDED,
                 subject,
@@ -513,12 +514,6 @@ def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
     """The present regions of a device."""
     there = () if card is None else card.regions
     return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
-
-
-def debug_hold_words(hold: DebugHold) -> str:
-    """Why a region under a debug hold is not given out, for people."""
-    whose = f"{hold.namespace}/{hold.name}"
-    return f"kept for debugging as pod {whose} left it, whose {hold.failure}"
 
 
 def _faulted(kind: ObstacleKind, subject: str, cause: str) -> Obstacle:

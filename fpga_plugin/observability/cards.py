@@ -6,6 +6,7 @@ Pods' names are foreign text: whoever shows them makes them safe for a terminal 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.exposure import memory_state
 from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold, RegionRecord
 from fpga_plugin.allocation.names import card_of
@@ -167,7 +168,7 @@ class _Cards:
         record = ledger.record(region.id)
         allocation = ledger.region_allocation(region.id)
         obstacles = list(ledger.obstacles.of(region.id))
-        kept = ledger.debug_hold(region.id)
+        kept = debug_holds.in_force(ledger, region.id)
         device = self._device(region, allocation)
         free = allocation is None
         stopped = ledger.obstacles.first(device, Stops.OFFER if free else Stops.OWNER)

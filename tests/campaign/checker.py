@@ -90,10 +90,14 @@ class Snapshot:
         return bool(self.allocations or self.claim_owners or self.tenancies)
 
     def users(self) -> set[str]:
-        """Pods that may be using what claims of DRA have."""
-        held = {r for row in self.claim_owners.values() for r in row["devices"]}
+        """Pods that may be using what claims of DRA have.
+
+        Not an earlier owner's, whose region was adopted before it was scrubbed: the scrub ends it.
+        """
+        held = {device for row in self.claim_owners.values() for device in row["devices"]}
+        numbers = {row["number"] for device, row in self.allocations.items() if device in held}
         keys = map(json.loads, self.tenancies)
-        return {key["pod"] for key in keys if held & {key["region"], card_of(key["region"])}}
+        return {key["pod"] for key in keys if key["allocation"] in numbers}
 
     def allocation_on(self, region: str) -> dict[str, Any] | None:
         """Of the region or of its card."""

@@ -28,6 +28,8 @@ from daemon_support import (
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
 from dra_support import DraNode
 
+from fpga_plugin.observability.client import ask as observed
+
 AMDS = "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
 """What AMD's plugin calls the cards of the simulation's shell."""
 
@@ -610,3 +612,34 @@ def test_the_steps_of_an_owner_of_a_card_do_what_their_page_says():
         node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
         assert node.alveo()["record"] == NOTHING
         assert "BLANK" in fpga_plugin(node, "status")
+
+
+def test_cards_that_swapped_their_nodes_wait_for_the_pod_that_may_open_them():
+    with AlveoNode(f"2x1+alveo@{ALVEO}").up() as node:
+        kubelet = node.kubelet
+        for region in (P0, P1):
+            kubelet.allocate(region, resource=ALVEO_REGIONS)
+            kubelet.prestart(region, env=ask(), resource=ALVEO_REGIONS)
+        node.plugin.kill()
+        file = node.simulated / "state.json"
+        state = json.loads(file.read_text())
+        one, two = (state["regions"][region] for region in (P0, P1))
+        one["minor"], two["minor"] = two["minor"], one["minor"]
+        file.write_text(json.dumps(state))
+        node.again()
+        for region in (P0, P1):
+            with pytest.raises(Refused, match="device numbering changed"):
+                kubelet.prestart(region, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        kubelet.until_health(P0, UNHEALTHY, ALVEO_REGIONS)
+
+        def reason() -> str:
+            cards = observed(str(node.told().state_dir), "GET", "/status")["cards"]
+            return next(r["reason"] for c in cards for r in c["regions"] if r["region"] == P0)
+
+        eventually(lambda: f"also open to the pod that was given {P1}" in reason())
+        assert node.alveo(P0)["afu_id"] == VADD
+        kubelet.deallocate(P1, resource=ALVEO_REGIONS)
+        for region in (P0, P1):
+            kubelet.until_health(region, HEALTHY, ALVEO_REGIONS)
+            assert node.alveo(region)["afu_id"] == NOTHING

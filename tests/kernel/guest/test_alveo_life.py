@@ -195,5 +195,11 @@ def test_cards_that_swapped_their_nodes_are_given_to_nobody_by_the_old_grant(
     for card in cards:
         with pytest.raises(Refused, match="device numbering changed"):
             node.prestart(region(card), request(A))
+        dirty(card)
+    give_back(node, cards[0])
+    time.sleep(5)
+    listed = node.kubelet.listed(REGIONS)[region(cards[0])]
+    assert (listed, cards[0].image) == (UNHEALTHY, A), "the other card's pod may open its node"
+    give_back(node, cards[1])
     for card in cards:
-        end(node, card)
+        clean(node, card)

@@ -955,7 +955,7 @@ def test_port_errors_are_told_of_where_they_are_asked_for_and_when_they_change(
     mine, second, _ = look.scene.regions
     look.scene.start(look.scene.admit(mine), AFU)
     pod = look.scene.pods[0].uid
-    debugged = look.scene.operations.debugged
+    debugged = look.scene.operations.port_errors_logged
     some, more = {"errors": 0x10}, {"errors": 0x30}
     shown = {"errors": "0x10"}, {"errors": "0x30"}
     story: list[tuple[bool, Mapping[str, int] | None, list[object]]] = [
@@ -987,7 +987,7 @@ def test_port_errors_are_told_of_where_they_are_asked_for_and_when_they_change(
 def test_port_errors_that_cannot_be_read_hide_no_others(looks: Callable[..., Looks]) -> None:
     look = looks()
     first, second, _ = look.scene.regions
-    look.scene.operations.debugged.update({first, second})
+    look.scene.operations.port_errors_logged.update({first, second})
     look.errors = {first: None, second: {"errors": 1}}
     look.run(look.inventory.check(look.one))
     assert [line["region"] for line in look.lines("port errors")] == [second]
@@ -999,7 +999,7 @@ def test_what_is_on_a_debugged_region_is_told_of_at_first_and_when_it_changes(
     look = looks()
     mine = look.scene.regions[0]
     look.scene.start(look.scene.admit(mine), AFU)
-    debugged = look.scene.operations.debugged
+    debugged = look.scene.operations.port_errors_logged
     story: list[tuple[bool, AfuId | None, list[AfuId | None]]] = [
         (False, AFU, []),
         (True, AFU, [AFU]),

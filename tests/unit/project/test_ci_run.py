@@ -117,9 +117,9 @@ def test_a_real_kubelet_and_what_computes_run_side_by_side_and_their_output_is_n
         "test-kubelet": meet.format("test-kernel"),
         "test-kernel": meet.format("test-kubelet"),
         # The one after the kubelet's waits for the one after what computes.
-        "fuzz": "@test -e test-kernel.there && ! test -e test-dra.there; code=$$?;"
+        "test-alveo": "@test -e test-kernel.there && ! test -e test-dra.there; code=$$?;"
         " touch $@.there; exit $$code",
-        "test-dra": "@until [ -e fuzz.there ]; do sleep 0.1; done; touch $@.there",
+        "test-dra": "@until [ -e test-alveo.there ]; do sleep 0.1; done; touch $@.there",
         "test": "@! ls *.there 2>/dev/null",
     }
     run = _run(tmp_path, targets=pair)
