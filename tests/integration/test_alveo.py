@@ -512,6 +512,9 @@ def test_a_pod_of_amds_plugin_finds_its_resource_and_its_cards():
         first, second = "0000-11-00.0-p0", "0000-12-00.0-p0"
         node.kubelet.until(AMDS, {first: HEALTHY, second: UNHEALTHY})
         assert registered(node) == sorted([AMDS, REGIONS, CARDS]), "DFL cards have their own names"
+        shown = fpga_plugin(node, "card", "show")
+        assert f"advertise it as {AMDS}, as far as" in " ".join(shown.split())
+        assert ALVEO_REGIONS not in shown
         answer = node.kubelet.allocate(first, resource=AMDS)
         assert answer.envs["FPGA_DEVICE_1"] == "/dev/dri/renderD128"
         assert answer.envs["FPGA_DEVICES_REGION_5B1A0D1E"] == "/dev/dri/renderD128"
@@ -643,3 +646,17 @@ def test_cards_that_swapped_their_nodes_wait_for_the_pod_that_may_open_them():
         for region in (P0, P1):
             kubelet.until_health(region, HEALTHY, ALVEO_REGIONS)
             assert node.alveo(region)["afu_id"] == NOTHING
+
+
+def test_a_pod_that_asks_for_two_cards_is_given_neighbours():
+    """0 and 1, and 2 and 3, are cabled to each other; by NUMA nodes 0 and 2 would be chosen."""
+    cards = [f"0000:1{number}:00.0" for number in range(4)]
+    ids = [f"{card.replace(':', '-')}-p0" for card in cards]
+    rings = f"{cards[0]}+{cards[1]},{cards[2]}+{cards[3]}"
+    with AlveoNode(f"4x1+alveo@{ALVEO}", neighbours=rings) as node:
+        node.kubelet.start()
+        node.start()
+        node.kubelet.until(ALVEO_REGIONS, dict.fromkeys(ids, HEALTHY))
+        for free, best in ((ids, (0, 1)), (ids[1:], (2, 3))):
+            chosen = node.kubelet.preferred(free, 2, resource=ALVEO_REGIONS)
+            assert sorted(chosen) == [ids[number] for number in best]

@@ -38,6 +38,27 @@ def test_a_card_is_its_management_function_with_one_region(rig: Rig):
     assert region.grant.env == {"FPGA_FUNCTIONS_0000_10_00_0_P0": "0000:10:00.1"}
 
 
+@pytest.mark.parametrize(
+    ("device", "product", "memory"),
+    [
+        ("5000", "U200", 64),
+        ("5004", "U250", 64),
+        ("500c", "U280", 40),
+        ("5020", "U50", 8),
+        ("505c", "U55C", 16),
+    ],
+)
+def test_each_product_is_known_and_how_much_memory_it_has(
+    rig: Rig, device: str, product: str, memory: int
+):
+    rig.kernel.instead["0000:10:00.0/device"] = f"0x{device}"
+    assert rig.card().model == f"AMD Alveo {product}"
+    rig.backend._cleared[CARD] = (memory << 30) - 1
+    assert rig.card().some_memory_stays
+    rig.backend._cleared[CARD] = memory << 30
+    assert not rig.card().some_memory_stays
+
+
 def test_the_management_node_is_guarded(rig: Rig):
     assert rig.card().guarded == {"237:0"}
     assert rig.card(CARD_2).guarded == {"237:0"}  # 0x1100 and 0x1000 have one minor in this play
