@@ -27,7 +27,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, names_shells, open_trust
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.cards.byhand import HandProgrammer
@@ -115,6 +115,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
+        shells=names_shells(settings),
         dra=settings.mode is ServedApi.DRA,
         resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),

@@ -50,8 +50,7 @@ class HardwareSteps:
         step = Step(self._state)
         change = step.change
         if card.reprogrammable and not self._naming.serves_functions:
-            names = set(self._naming.resources_of(card)) - self._state.resources
-            change.resources = dict.fromkeys(names, True)
+            self._naming.name_card(change, card)
         before = self._state.cards.get(card.id)
         self._new_to_journal(change, card)
         known = {} if before is None else {region.id: region for region in before.regions}

@@ -193,7 +193,7 @@ class State:
         self.aliases = {
             meaning.interface_id: parts.alias
             for name, meaning in self.alias_bindings.items()
-            if meaning.current and (parts := aliased_name(name)) is not None
+            if meaning.current and (parts := aliased_name(name)) is not None and parts.alias
         }
         self.renamed += 1
         return set(self.cards)

@@ -203,11 +203,9 @@ def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dic
 
 
 def _group(kind: InterfaceId, store: Store) -> str:
-    """Simulated cards of an interface id: Alveo ones where the store has xclbin files for it."""
-    alveo = any(
-        entry.interface_id == kind and entry.path.endswith(f".{XCLBIN.ending}")
-        for entry in store.list()
-    )
+    """Simulated cards of an interface id: Alveo ones where the store has xclbin files alone."""
+    paths = [entry.path for entry in store.list() if entry.interface_id == kind]
+    alveo = bool(paths) and all(path.endswith(f".{XCLBIN.ending}") for path in paths)
     return f"{CARDS}x1+alveo@{kind}" if alveo else f"{CARDS}x{REGIONS}@{kind}"
 
 

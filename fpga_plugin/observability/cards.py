@@ -100,6 +100,7 @@ class _Cards:
             "memory": ""
             if card is None
             else memory_state(card, pending=card_id in ledger.memory_clear_pending),
+            "untested": "" if card is None else card.untested,
             "iommu": "" if card is None else card.iommu.value,
             "note": note,
             "passing": passing,

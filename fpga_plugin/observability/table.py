@@ -209,6 +209,8 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
         facts.append(f"NUMA {card['numa_node']}")
     if card["memory"]:
         facts.append(f"memory: {card['memory']}")
+    if untested := card.get("untested"):
+        facts.append(untested)
     if card["iommu"]:
         facts.append(f"IOMMU: {card['iommu']}")
     for form, values in (("{:.0f} C", card["temperatures"]), ("{:.1f} W", card["power"])):

@@ -202,6 +202,14 @@ class Settings:
         "a DNS subdomain in lower case",
         "Domain of the resources of Alveo cards. With DRA all cards are one driver's.",
     )
+    xrt_shell_resources: bool = _setting(
+        "FPGA_PLUGIN_XRT_SHELL_RESOURCES",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Name the resources of Alveo cards as AMD's own plugin does, one for each shell, in place "
+        "of the others: `amd.com/xilinx_u55c_gen3x16_xdma_base_3-0` (docs/alveo.md).",
+    )
     xrt_tenant_loads: bool = _setting(
         "FPGA_PLUGIN_XRT_TENANT_LOADS",
         "false",

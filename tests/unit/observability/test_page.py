@@ -717,3 +717,9 @@ def test_a_clean_region_of_a_card_with_a_memory_clear_pending_says_so_beside_it(
     assert "(memory" not in table(status(card(clean)))
     dirty = region(condition="DIRTY", healthy=False)
     assert "(memory" not in table(status(card(dirty, memory="not cleared yet")))
+
+
+def test_status_says_what_nobody_has_seen_on_hardware():
+    text = table(status(card(untested="memory clear untested on hardware")))
+    assert "memory: cleared  memory clear untested on hardware  IOMMU: translate" in text
+    assert "untested" not in table(status(card(untested="")))

@@ -36,6 +36,9 @@ REFRESH_SECONDS: Final = 0.1
 
 FIRST_MINOR: Final = 128
 
+_LOOK: Final = 1 << 16
+"""Bytes looked at together of what is written to memory: the whole is not copied."""
+
 
 class AlveoBoard:
     """One plugged card. The caller holds the machine's lock.
@@ -310,7 +313,7 @@ class AlveoBoard:
 
     # ---------------------------------------------------------------- memory
 
-    def write_memory(self, address: int, data: bytes) -> None:
+    def write_memory(self, address: int, data: memoryview) -> None:
         """Write on-card memory; what is not zero is forgotten: it reads as something."""
         if self.fault() is SimulatedFault.MEMORY_STUCK:
             return
@@ -321,7 +324,9 @@ class AlveoBoard:
             for part in ((low, min(high, address)), (max(low, end), high))
             if part[0] < part[1]
         ]
-        if not data.strip(b"\0"):
+        if not any(
+            data[at : at + _LOOK].tobytes().strip(b"\0") for at in range(0, len(data), _LOOK)
+        ):
             kept.append((address, end))
         merged: list[tuple[int, int]] = []
         for low, high in sorted(kept):
