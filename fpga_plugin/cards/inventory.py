@@ -436,7 +436,7 @@ class Inventory:
             left = any(self._ledger.left_to_owner(region.id) for region in card.regions)
             missing = await self._workers.run(card.id, self._backend.guard, card, left=left)
         except FpgaPluginError as error:
-            fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}")
+            fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}", error.hint)
             failed = {region.id: fault for region in card.regions}
             return replace(health, failed={**failed, **health.failed})
         if missing:
@@ -469,7 +469,7 @@ class Inventory:
         try:
             health = self._backend.health(card)
         except HardwareError as error:
-            health = _failed(card, str(error))
+            health = _failed(card, error.message, error.hint)
         try:
             return health, self._observe(card)
         except CardGoneError:
@@ -520,7 +520,7 @@ class Inventory:
             health = replace(health, failed={**waiting, **health.failed})
         for failed, fault in health.failed.items():
             if self._ledger.failing.get(failed) != fault:
-                reason = fault.message
+                reason = fault.told
                 log.error(
                     "region unhealthy",
                     region=failed,
@@ -546,7 +546,7 @@ class Inventory:
             await asyncio.wait(self._tasks)
 
 
-def _failed(card: Card, message: str) -> CardHealth:
+def _failed(card: Card, message: str, hint: str = "") -> CardHealth:
     """The health of a card with a problem as a whole that may pass."""
-    fault = Fault(FaultKind.TRANSIENT, message)
+    fault = Fault(FaultKind.TRANSIENT, message, hint)
     return CardHealth({region.id: fault for region in card.regions})

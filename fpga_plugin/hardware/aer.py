@@ -17,6 +17,14 @@ from fpga_plugin.ids import CardId, PciAddress
 _TOTAL = re.compile(r"^TOTAL_ERR_[A-Z]{1,16} ([0-9]{1,20})$", re.ASCII | re.MULTILINE)
 
 
+def fatal_link(card: CardId, count: int) -> tuple[str, str]:
+    """Message and hint of a fault: the link had so many fatal errors."""
+    return (
+        f"fatal: {count} PCI Express errors on card {card} (aer_dev_fatal)",
+        f"where it works, `fpga-plugin card retry {card}`",
+    )
+
+
 class AerCounters:
     """What each card's counters said at first; used from several threads."""
 

@@ -99,7 +99,7 @@ class UserClock:
 
     Attributes:
         high: MHz; None: it is unknown.
-        low: its half-rate clock in MHz; None: it cannot be told, or is not there.
+        low: its half-rate clock in MHz; None: it is unknown, or is not there.
         source: by what it was measured, or why it cannot be; for people.
     """
 
@@ -235,9 +235,9 @@ class Backend(Protocol):
     def reset(self, card: Card) -> None:
         """Bring a card that nobody uses to where no owner's image runs; of one that `resets`.
 
-        Seconds, and nothing can interrupt it. Whoever still has a node of it is ended. The card has
-        to be scanned again afterwards: its nodes may have other numbers. A plugin that dies
-        meanwhile finishes it with `bind`.
+        Seconds, and nothing can interrupt it. A process that still has a node of it is ended. The
+        card has to be scanned again afterwards: its nodes may have other numbers. A plugin that
+        dies meanwhile finishes it with `bind`.
 
         Raises:
             PortInUseError: somebody has a node and does not end.

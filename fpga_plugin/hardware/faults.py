@@ -30,10 +30,17 @@ class Fault:
     Attributes:
         kind: what the plugin may do about it.
         message: what the hardware says, for people (`thermal: AP6 has shut down region ...`).
+        hint: what the node's operator can do; empty: docs/runbook.md has it.
     """
 
     kind: FaultKind
     message: str
+    hint: str = ""
+
+    @property
+    def told(self) -> str:
+        """Message and hint, for the operator."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
     @property
     def stops_work(self) -> bool:

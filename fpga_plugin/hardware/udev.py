@@ -126,7 +126,7 @@ class UdevEvents:
         return self._card_of(functions[-1][1], path[: functions[-1].end()])
 
     def _card_of(self, function: str, path: str) -> PciAddress | None:
-        """The physical function behind a function; None when that can no longer be told."""
+        """The physical function behind a function; None when that is no longer known."""
         directory = f"{self._sysfs_root}{path}"
         try:
             return PciAddress.parse(os.path.basename(os.readlink(f"{directory}/physfn")))

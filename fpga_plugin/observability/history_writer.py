@@ -23,7 +23,7 @@ from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName, PodUid
-from fpga_plugin.observability.owners import Use, by_device
+from fpga_plugin.observability.device_owners import Use, by_device
 
 log = structlog.get_logger()
 

@@ -2,7 +2,7 @@
 
 The fields of `Settings` are the table: each carries its variable's name, its default, the parser,
 what is allowed and what it means. Validation, `fpga-plugin run --help` and `docs/configuration.md`
-(both by way of `config_docs`) come from it, so they cannot differ.
+(both by way of `settings.docs`) come from it, so they cannot differ.
 
 An empty value counts as unset, as a template leaves it; only where the table says what empty means
 (it switches something off) does it mean that.

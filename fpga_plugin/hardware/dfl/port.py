@@ -15,6 +15,7 @@ from typing import Self
 import structlog
 
 from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
     AcceleratorSilentError,
     CardGoneError,
     HardwareError,
@@ -97,6 +98,7 @@ def open_port(
                 f"{node} (region {region.id}) is not there: the card was removed, or its driver "
                 "unbound",
                 hint="see `fpga-plugin card list` and the kernel's log",
+                tenant=ASK_THE_OPERATOR,
             ) from error
         raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
     port = DflPort(kernel, card, region, handle, mark)
@@ -162,7 +164,6 @@ class DflPort:
                 error,
                 hint="requests of the last image may still be under way; "
                 + rebind_hint(self._card.address),
-                for_operator=True,
             ) from error
 
     def clear_errors(self) -> Mapping[str, int]:
@@ -279,6 +280,7 @@ class DflPort:
                 f"region {self._region.id} was not programmed: {node} is no longer the FME of card "
                 f"{self._card.id}",
                 hint="the card was removed or its driver rebound; delete the pod",
+                tenant="",
             )
         return handle
 
@@ -472,7 +474,5 @@ def _reason(error: OSError) -> str:
     return f"{name}, {error.strerror}"
 
 
-def _failure(
-    what: str, error: OSError, *, hint: str = "see the kernel's log", for_operator: bool = False
-) -> HardwareError:
-    return HardwareError(f"{what} ({_reason(error)})", hint=hint, for_operator=for_operator)
+def _failure(what: str, error: OSError, *, hint: str = "see the kernel's log") -> HardwareError:
+    return HardwareError(f"{what} ({_reason(error)})", hint=hint)

@@ -137,7 +137,7 @@ class OfsSlot:
     def close(self) -> None:
         """Let others open it again, the port first: its close resets the slot. May be repeated.
 
-        The driver tells nobody what became of that reset, so it is asked for one before.
+        The driver does not report how that reset ended, so it is asked for one before.
         """
         if self._open:
             self._open = False

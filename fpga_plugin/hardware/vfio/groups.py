@@ -60,9 +60,7 @@ class Groups:
             with self._domain():
                 shown = [self._afu_id(function) for function in self._functions]
         except SlotUnusableError as error:
-            raise HardwareError(
-                error.message, hint=error.hint, for_operator=error.for_operator
-            ) from error
+            raise HardwareError(error.message, hint=error.hint) from error
         return tuple(afu for afu in shown if afu is not None)
 
     def _open(self, function: Function) -> Handle:

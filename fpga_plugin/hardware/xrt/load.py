@@ -10,7 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, ProgrammingError
+from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    ProgrammingError,
+)
 from fpga_plugin.hardware.image import ComputeKernel as XclbinKernel
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.kernel import Handle, Kernel
@@ -66,6 +72,7 @@ def opened(kernel: Kernel, region: Region) -> Iterator[Handle]:
             raise CardGoneError(
                 f"{node} (region {region.id}) is not there: the card was removed or is being reset",
                 hint="see `fpga-plugin card list` and the kernel's log",
+                tenant=ASK_THE_OPERATOR,
             ) from error
         raise HardwareError(
             f"{node} (region {region.id}) cannot be opened ({error.strerror})",

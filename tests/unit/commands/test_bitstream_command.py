@@ -220,7 +220,8 @@ def test_a_store_that_the_option_names_and_is_none_is_said_of_the_option(run, tm
 def test_a_directory_in_place_of_a_file_says_to_name_a_file_in_it(run, tmp_path):
     for words in (("inspect",), ("verify",), ("install",)):
         code, _, (error, hint) = run(*words, tmp_path)
-        assert (code, hint) == (1, "  name a file in it")
+        listed = f"`fpga-plugin bitstream list --dir {tmp_path}` lists a store"
+        assert (code, hint) == (1, f"  name a file in it; {listed}")
         assert "a directory, not a regular file" in error
 
 

@@ -391,7 +391,7 @@ def test_the_table_has_the_reason_of_pods_that_wait_and_a_line_of_those_that_do_
     first, second, third, *rest = listed.splitlines()
     assert "team/compress " in first
     assert second.strip() == "no bitstream f"
-    assert "--history" in third
+    assert "--json" in third, "the history has no refusal that concerns no region, and not all"
     assert [line.split()[0] for line in rest] == [f"team/gone-{n}" for n in range(7)]
     assert "the long story" not in text
 

@@ -50,7 +50,7 @@ class AlveoBoard:
         shape: its interface id.
         file: the identity of the file that plugs it.
         now: the clock.
-        changed: is told when drivers or nodes come and go.
+        changed: called when drivers or nodes come and go.
         owner: may write.
 
     Attributes:
@@ -140,7 +140,7 @@ class AlveoBoard:
         self._changed(self)
 
     def remove_node(self) -> None:
-        """Take the render node away; whoever has it open is ended."""
+        """Take the render node away; a process that has it open is ended."""
         self.openings += 1
         if (minor := self.state.minor) is not None:
             self._minors.free(minor - FIRST_MINOR)

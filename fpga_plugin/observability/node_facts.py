@@ -68,7 +68,7 @@ class NodeCard:
         alias: what the store's manifest calls its interface id.
         memory: how it stands with what earlier tenants left in its memory, by the journal;
             `not known` where the journal has nothing of the card.
-        exposed: to whom it is not given, since it exposes data; empty: to nobody.
+        exposed: what is refused of the card because it exposes data, and why; empty: nothing.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         without_blank: what becomes of them then.
         foreign: what pods hold of it that another plugin gave them.
