@@ -390,7 +390,7 @@ def test_verify_checks_files_against_their_path_and_the_options(run, tmp_path):
 def test_verify_without_files_checks_the_store(run):
     code, out, _ = run("verify", "--dir", SAMPLES)
     assert code == 0
-    assert len(out.splitlines()) == 10
+    assert len(out.splitlines()) == 12
 
 
 def test_verify_of_a_store_with_a_bad_file_exits_with_1(run, store):
