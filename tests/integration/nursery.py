@@ -10,6 +10,7 @@ subreaper, prctl(2)) and its end is seen there, with its exit code.
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -167,6 +168,8 @@ def import_all() -> None:
 def _serve(descriptor: int) -> None:
     import_all()
     from fpga_plugin.commands.main import main
+
+    gc.freeze()  # a command's last collection would look at, and so copy, all that was imported
 
     with socket.socket(fileno=descriptor) as connection:
         while True:
