@@ -15,6 +15,7 @@ import measure
 import parts
 from claims import claims
 from document import around, write
+from families import families
 from features import memory
 from figures import Figure, table
 from machine import machine
@@ -73,6 +74,8 @@ def main() -> int:
         if not arguments.cards:
             print("memory by feature ...", file=sys.stderr)
             figures += memory(python, folder, Path(store), effort.idle)
+            print("two families ...", file=sys.stderr)
+            figures += families(python, folder, Path(store), effort)
             print("claims ...", file=sys.stderr)
             figures += claims(effort)
             print("the Go peer ...", file=sys.stderr)

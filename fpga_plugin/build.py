@@ -96,6 +96,15 @@ def names_interfaces(settings: Settings) -> bool:
     )
 
 
+def names_shells(settings: Settings) -> bool:
+    """Whether Alveo cards have the names that AMD's plugin gives them."""
+    return (
+        settings.xrt_shell_resources
+        and settings.mode is not ServedApi.DRA
+        and settings.advertise is not Advertise.AF
+    )
+
+
 def log_settings(settings: Settings) -> None:
     """Say once which settings are in force, and what is odd about the environment."""
     for warning in settings.warnings:

@@ -2,7 +2,8 @@
 
 Each error carries what happened (`message`, naming the variable, device or file), what the reader
 can do about it (`hint`), and the gRPC status with which kubelet hears of it. The gRPC edge sends
-`str(e)`; the command line prints message and hint on two lines.
+`str(e.for_tenant())`, which kubelet shows to the pod's owner; log and status have `str(e)`; the
+command line prints message and hint on two lines.
 """
 
 import re
@@ -49,24 +50,27 @@ class FpgaPluginError(Exception):
         status: gRPC status that fits.
         message: what happened, to which device, variable or file.
         hint: what the reader can do; may be empty.
-        for_operator: the hint is what root of the node can do, with commands.
+        tenant: what a pod's owner can do, where the hint is for the node's operator; empty: the
+            hint is for both.
         why: what the hardware said, for the log alone: a tenant can do nothing with it.
-        retry_after: seconds for which whoever refused asks to be left alone; 0: it does not ask.
+        retry_after: seconds that the refusing side asks to wait; 0: it does not ask.
 
     Both can always be encoded: names of files may hold bytes that are no UTF-8, which Python has as
     lone surrogates, and gRPC, HTML and the log would each fail with them.
     """
 
     status: ClassVar[Status] = Status.INTERNAL
+    for_tenant_unless_said: ClassVar[str] = ""
+    """What `tenant` is, where an error of this kind does not say it."""
     retry_after: float = 0.0
 
     def __init__(
-        self, message: str, *, hint: str = "", why: str = "", for_operator: bool = False
+        self, message: str, *, hint: str = "", why: str = "", tenant: str | None = None
     ) -> None:
         super().__init__(message)
         self.message = _encodable(message)
         self.hint = _encodable(hint)
-        self.for_operator = for_operator
+        self.tenant = self.for_tenant_unless_said if tenant is None else _encodable(tenant)
         self.why = _encodable(why)
 
     @property
@@ -80,14 +84,15 @@ class FpgaPluginError(Exception):
         other = type(self).__new__(type(self), *self.args)
         other.__dict__.update(self.__dict__)
         other.message, other.hint = words(self.message), words(self.hint)
+        other.tenant = words(self.tenant)
         return other
 
     def for_tenant(self) -> Self:
-        """The same error as a pod's owner reads it: without commands for root of the node."""
-        if not self.for_operator:
+        """The same error as a pod's owner reads it: without what only the operator can do."""
+        if not self.tenant:
             return self
         told = self.reworded(str)
-        told.hint = ASK_THE_OPERATOR
+        told.hint = told.tenant
         return told
 
     def __str__(self) -> str:
@@ -99,9 +104,18 @@ class FpgaPluginError(Exception):
 
 
 class InvalidRequestError(FpgaPluginError):
-    """A container's FPGA_* variables, or a call of kubelet's, are malformed."""
+    """A container's FPGA_* variables, or a call of kubelet's, are malformed.
+
+    Attributes:
+        asked: by what a bitstream was asked for that is no id and no name of one; it may be a
+            title. Empty: that is not what is wrong.
+    """
 
     status = Status.INVALID_ARGUMENT
+
+    def __init__(self, message: str, *, hint: str = "", asked: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.asked = asked
 
 
 class UnknownDeviceError(FpgaPluginError):
@@ -137,6 +151,8 @@ class NotPermittedError(FpgaPluginError):
 class PortInUseError(RefusedError):
     """Somebody has the port open, or memory of it mapped (`O_EXCL` said EBUSY)."""
 
+    for_tenant_unless_said = ASK_THE_OPERATOR
+
 
 class SlotUnusableError(PortInUseError):
     """The PCI functions behind a slot cannot be held: a driver, their IOMMU group, the node."""
@@ -168,6 +184,7 @@ class HardwareError(FpgaPluginError):
     """A card failed, or answered nonsense."""
 
     status = Status.INTERNAL
+    for_tenant_unless_said = ASK_THE_OPERATOR
 
 
 class ProgrammingError(HardwareError):
@@ -183,6 +200,8 @@ class WrongImageError(HardwareError):
 
     The file is mislabelled, or the card's static part is another one: the region itself is sound.
     """
+
+    for_tenant_unless_said = ""
 
 
 class PortPoisonedError(HardwareError):

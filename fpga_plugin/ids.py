@@ -60,6 +60,7 @@ _KINDS: Final = {kind.stem: kind for kind in (ResourceKind.REGION, ResourceKind.
 _DOMAIN: Final = r"([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
 _RESOURCE = re.compile(rf"{_DOMAIN}/({'|'.join(_KINDS)})-([0-9a-f]{{32}})", re.ASCII)
 _ALIASED = re.compile(rf"{_DOMAIN}/({'|'.join(_KINDS)})-([a-z0-9-]{{1,31}})", re.ASCII)
+_SHELL = re.compile(r"amd\.com/(xilinx_[A-Za-z0-9_.-]{1,55}[A-Za-z0-9])", re.ASCII)
 _FUNCTION = re.compile(
     rf"{_DOMAIN}/af-[0-9a-f]{{3}}\.[0-9a-f]{{3}}\.([A-Za-z0-9_-]{{43}})", re.ASCII
 )
@@ -124,6 +125,8 @@ class Resource:
         interface_id: of the cards.
         afu_id: of the function that is on the regions; None but for AF.
         alias: what the name has in place of the interface id; None: the id.
+        shell: what AMD's plugin calls such cards: the shell's name and time stamp, in place of kind
+            and interface id; empty: the name has these.
     """
 
     domain: str
@@ -131,6 +134,7 @@ class Resource:
     interface_id: InterfaceId
     afu_id: AfuId | None = None
     alias: Alias | None = None
+    shell: str = ""
 
     @classmethod
     def parse(cls, name: str) -> "Resource":
@@ -151,8 +155,10 @@ class Resource:
         In the first two an alias may stand in place of the id. The last is the Intel plugin's
         (pkg/fpga/devtypes.go, GetAfuDevType): three digits of each id for people, and both ids in
         base64 of the URL alphabet. A resource's name has room for 63 characters, not for two ids in
-        hex.
+        hex. A `shell` is a name by itself.
         """
+        if self.shell:
+            return f"{self.domain}/{self.shell}"
         if self.afu_id is None:
             return f"{self.domain}/{self.kind.stem}-{self.alias or self.interface_id}"
         both = base64.urlsafe_b64encode(bytes.fromhex(self.interface_id + self.afu_id))
@@ -186,27 +192,36 @@ def known_resource(name: str) -> Resource | None:
 
 @dataclass(frozen=True, slots=True)
 class AliasedName:
-    """What the name of a resource says that has an alias in place of the interface id.
+    """What the name of a resource says that does not have the interface id.
 
-    Which interface id that is, the name does not say: the ledger knows it (`ledger.aliases`).
+    Which interface id it stands for, the ledger knows (`ledger.alias_bindings`).
 
     Attributes:
         domain: as of `Resource`.
         kind: REGION or WHOLE.
-        alias: of the interface id.
+        alias: of the interface id; None where a shell names the resource.
+        shell: as of `Resource`.
     """
 
     domain: str
     kind: ResourceKind
-    alias: Alias
+    alias: Alias | None
+    shell: str = ""
+
+    def of(self, interface_id: InterfaceId) -> Resource:
+        """The resource, if the name stands for this interface id."""
+        return Resource(self.domain, self.kind, interface_id, alias=self.alias, shell=self.shell)
 
 
 @functools.lru_cache(maxsize=4096)
 def aliased_name(name: str) -> AliasedName | None:
-    """The parts of `<domain>/region-<alias>` and `<domain>/fpga-<alias>`; None: it is neither.
+    """The parts of `<domain>/region-<alias>`, `<domain>/fpga-<alias>` and AMD's; None: it is none.
 
-    It may be another plugin's, as with `known_resource`.
+    AMD's plugin has one name for each shell, `amd.com/<shell>-<time stamp>`. A name may be another
+    plugin's, as with `known_resource`.
     """
+    if match := _SHELL.fullmatch(name):
+        return AliasedName("amd.com", ResourceKind.REGION, None, shell=match[1])
     if not (match := _ALIASED.fullmatch(name)):
         return None
     try:
@@ -219,6 +234,16 @@ def kind_of(resource: str) -> ResourceKind | None:
     """What each device of a resource is; None: it is not called as this plugin calls its own."""
     known = known_resource(resource) or aliased_name(resource)
     return None if known is None else known.kind
+
+
+def shell_name(shell: str, stamp: str) -> str:
+    """What AMD's plugin calls the resource of a card; empty where it would be no such name.
+
+    It reads both in sysfs, and writes a `-` between them (FPGA_as_a_Service k8s-device-plugin,
+    server.go). Kubernetes has room for 63 letters, digits and `-_.` after the domain.
+    """
+    name = f"amd.com/{shell}-{stamp}"
+    return name if _SHELL.fullmatch(name) else ""
 
 
 _AMDS = re.compile(r"(amd\.com/|xilinx\.com/fpga-)xilinx_[A-Za-z0-9._-]{1,56}", re.ASCII)

@@ -1,8 +1,8 @@
 """The object graph: everything between kubelet and the cards, made and joined in one place.
 
 Things are made in the order in which they use each other: each gets those that it calls, and none
-calls those that were made after it. What happens below is told upwards by the queue of cards, by
-the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of `NodeParts`.
+calls those that were made after it. The queue of cards, the ledger's listeners and the
+observer report upwards what happens below. Tests make a `Plugin` too, on doubles of `NodeParts`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, names_shells, open_trust
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.blanks import Blanks
 from fpga_plugin.cards.byhand import HandProgrammer
@@ -115,6 +115,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
+        shells=names_shells(settings),
         dra=settings.mode is ServedApi.DRA,
         resource_claims_unknown=_lost_resource_claims(settings, journal),
         owners_known=_served_last(settings, journal),

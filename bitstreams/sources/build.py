@@ -21,7 +21,7 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +111,22 @@ def xclbin(source: Mapping[str, Any], image: bytes, interface_id: str) -> bytes:
     return xclbins.axlf(sections.values(), source["uuid"], platform=source["platform"])
 
 
-def sample(source: Path) -> tuple[bytes, str]:
-    """The file of a source, and its name's ending."""
+def samples(source: Path) -> Iterator[tuple[str, bytes]]:
+    """The files of a source: each one's path in the store, and what is in it."""
     metadata, description = json.loads(source.read_text()), source.with_suffix(".txt").read_bytes()
     if "uuid" in metadata:
         logic = image(description, metadata["uuid"])
-        return xclbin(metadata, logic, source.parent.name), ".xclbin"
+        for interface_id in (source.parent.name, *metadata.get("also_for", ())):
+            data = xclbin(metadata, logic, interface_id)
+            yield f"{interface_id}/{source.stem}.xclbin", data
+        return
     cluster = metadata["afu-image"]["accelerator-clusters"][0]
     afu_id = parse_afu_id(cluster["accelerator-type-uuid"])
     data = gbs(metadata, image(description, afu_id))
     if len(source.stem) == HASH_DIGITS:
-        return aocx(data, source.stem), ".aocx"
-    return data, ".gbs"
+        yield f"{source.parent.name}/{source.stem}.aocx", aocx(data, source.stem)
+        return
+    yield f"{source.parent.name}/{source.stem}.gbs", data
 
 
 def build(store: Path) -> int:
@@ -130,10 +134,9 @@ def build(store: Path) -> int:
     parser = argparse.ArgumentParser()
     add_bitstream_parser(parser.add_subparsers(required=True), str(store))
     for source in sorted(SOURCES.glob("*/*.json")):
-        data, ending = sample(source)
-        target = store / source.relative_to(SOURCES).with_suffix(ending)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        for path, data in samples(source):
+            (store / path).parent.mkdir(parents=True, exist_ok=True)
+            (store / path).write_bytes(data)
     # The same sources give the same bytes: a new manifest's version would be the time.
     (store / "manifest.json").unlink(missing_ok=True)
     command = ["sign", "--manifest", "--manifest-version", "1", "--dir", str(store)]

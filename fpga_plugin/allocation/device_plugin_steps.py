@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from msgspec import UNSET
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import Allocation, Change, DebugHold, Fact
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
@@ -335,11 +336,8 @@ class DevicePluginSteps:
         step = Step(self._state)
         for allocation in allocations:
             current = self._state.allocations[allocation.device]
-            step.end_debug(current.grants)
+            step.change.debug_holds |= debug_holds.begun(self._state, current.grants, debug)
             step.use(self._state.tenancies.users(current))
-            for region in current.grants:
-                if debug is not None:
-                    step.change.debug_holds[region] = replace(debug, region=region)
             if not current.started:
                 step.change.allocations[allocation.device] = replace(current, started=True)
         step.commit()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Change, Condition, RegionRecord
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.naming import Naming
@@ -49,8 +50,7 @@ class HardwareSteps:
         step = Step(self._state)
         change = step.change
         if card.reprogrammable and not self._naming.serves_functions:
-            names = set(self._naming.resources_of(card)) - self._state.resources
-            change.resources = dict.fromkeys(names, True)
+            self._naming.name_card(change, card)
         before = self._state.cards.get(card.id)
         self._new_to_journal(change, card)
         known = {} if before is None else {region.id: region for region in before.regions}
@@ -192,7 +192,7 @@ class HardwareSteps:
     def _went(self, step: Step, region: RegionId) -> None:
         self._state.failing.pop(region, None)
         self._state.functions.pop(region, None)
-        step.end_debug([region])
+        step.change.debug_holds |= debug_holds.ended(self._state, [region])
         if self._state.record(region).condition is not Condition.DIRTY:
             step.mark([region], Condition.DIRTY, "the hardware went")
 

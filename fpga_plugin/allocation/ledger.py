@@ -20,6 +20,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.device_plugin_steps import DevicePluginSteps
 from fpga_plugin.allocation.dra_steps import DraSteps
 from fpga_plugin.allocation.exposure import ExposurePolicy
@@ -30,12 +31,11 @@ from fpga_plugin.allocation.journal.records import (
     Allocation,
     Change,
     Condition,
-    DebugHold,
     Fact,
     RegionRecord,
     Tenancy,
 )
-from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.names import card_of, is_shells
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.obstacles import Obstacles
 from fpga_plugin.allocation.state import State
@@ -58,6 +58,7 @@ class Ledger(State):
         exposure: which exposed cards the operator gives out.
         functions: regions are handed over with the preprogrammed functions that are on them.
         aliases: resources may be called by aliases of interface ids.
+        shells: cards are given out by the names that their vendor's plugin has for them.
         dra: DRA serves; else the device plugin API does.
         resource_claims_unknown: why ResourceClaims may have devices that the journal lacks.
         owners_known: this very journal served this API last, so it has every owner that kubelet's
@@ -75,6 +76,7 @@ class Ledger(State):
         exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
         functions: bool = False,
         aliases: bool = False,
+        shells: bool = False,
         dra: bool = False,
         resource_claims_unknown: str = "",
         owners_known: bool = False,
@@ -83,8 +85,8 @@ class Ledger(State):
         """Start from what the journal held.
 
         A region that was left unblanked is DIRTY if `scrub` now requires a blank, unless regions
-        are served by their preprogrammed `functions`. If `aliases` are wanted, resources keep their
-        journalled names until the store's manifest says otherwise.
+        are served by their preprogrammed `functions`. If `aliases` or `shells` are wanted,
+        resources keep their journalled names until the store's manifest, or a card, says otherwise.
 
         In another boot the journalled conditions do not hold, and no earlier container runs.
         Allocations stay, but count as not started: kubelet re-admits its pods with the devices of
@@ -93,7 +95,9 @@ class Ledger(State):
         super().__init__(journal)
         self.boot_id = boot_id
         unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
-        self.naming = Naming(self, prefix=prefix, prefixes=prefixes, functions=functions)
+        self.naming = Naming(
+            self, prefix=prefix, prefixes=prefixes, functions=functions, shells=shells
+        )
         self.obstacles = Obstacles(
             self,
             exposure=exposure,
@@ -107,7 +111,7 @@ class Ledger(State):
         self.apply(snapshot)
         # Allocations of an earlier run of the plugin: PreStarts may have failed while it was away.
         self.inherited = set(self.allocations)
-        self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
+        self._take_up(snapshot, unblanked=unblanked, aliases=aliases, shells=shells)
         if resource_claims_unknown and not self.resource_claims_unknown:
             self.commit(Change(facts={Fact.RESOURCE_CLAIMS: resource_claims_unknown}))
         # Else kubelet's records may name owners that the journal lacks: nothing is given out
@@ -117,7 +121,7 @@ class Ledger(State):
             self.unreconciled |= {card_of(each) for each in (*self.regions, *self.allocations)}
         self.hardware = HardwareSteps(self, self.naming, owners_known=owners_known)
 
-    def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
+    def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool, shells: bool) -> None:
         """Correct what no longer holds in this boot or with these settings."""
         same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id
         change = Change(facts={} if same_boot else {Fact.BOOT: self.boot_id})
@@ -130,10 +134,12 @@ class Ledger(State):
             if taken != allocation:
                 change.allocations[allocation.device] = taken
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
-        change.debug_holds = self._debugs_over(same_boot=same_boot)
+        change.debug_holds = debug_holds.over_at_start(self, same_boot=same_boot)
         held = {allocation.resource for allocation in self.allocations.values()}
         for name, meaning in self.alias_bindings.items():
-            if not (aliases and name.partition("/")[0] in self.naming.domains):
+            domain = name.partition("/")[0]
+            wanted = shells if is_shells(name) else aliases and domain in self.naming.domains
+            if not wanted:
                 change.alias_bindings[name] = (
                     replace(meaning, current=False) if name in held else None
                 )
@@ -162,14 +168,6 @@ class Ledger(State):
             for record in self.regions.values()
             if (taken_up := _record_at_start(record, unblanked=unblanked, same_boot=same_boot))
             != record
-        }
-
-    def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, DebugHold | None]:
-        """Holds that end: in another boot no region is as left; an owner ends its region's hold."""
-        return {
-            region: None
-            for region, debug in self.debug_holds.items()
-            if not same_boot or (debug.until and self.region_allocation(region) is not None)
         }
 
 

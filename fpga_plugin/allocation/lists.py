@@ -74,13 +74,11 @@ class DeviceLists:
 
     def _wanted(self, name: ResourceName) -> bool:
         resource = self._ledger.naming.resource(name)
-        if resource is None or resource.kind not in self._kinds:
-            return False
-        if resource.domain not in self._ledger.naming.domains:
+        if resource is None or not (resource.shell or resource.kind in self._kinds):
             return False
         if resource.kind is ResourceKind.AF:
-            return True
-        return resource.alias == self._ledger.aliases.get(resource.interface_id)
+            return resource.domain in self._ledger.naming.domains
+        return self._ledger.naming.lists(resource)
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""
@@ -150,7 +148,7 @@ class DeviceLists:
                 device = DeviceId(region.id)
                 healthy = self._healthy(device, Stops.OFFER)
                 yield of_regions, AdvertisedDevice(device, healthy, numa)
-        if mode is CardMode.FREE and self._wanted(of_card):
+        if mode is CardMode.FREE and of_card is not None and self._wanted(of_card):
             whole = DeviceId(card.id)
             yield of_card, AdvertisedDevice(whole, self._healthy(whole, Stops.OFFER), numa)
 

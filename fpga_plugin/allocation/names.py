@@ -16,6 +16,7 @@ from fpga_plugin.ids import (
     RegionId,
     Resource,
     ResourceKind,
+    aliased_name,
     device_order,
     device_variable,
     kind_of,
@@ -92,6 +93,11 @@ def _function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> Res
 def is_function(resource: ResourceName) -> bool:
     """Whether a resource's regions are handed over with what is on them."""
     return kind_of(resource) is ResourceKind.AF
+
+
+def is_shells(resource: ResourceName) -> bool:
+    """Whether a resource is called as AMD's plugin calls one, by its cards' shell."""
+    return (parts := aliased_name(resource)) is not None and bool(parts.shell)
 
 
 def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:

@@ -6,6 +6,10 @@ A resource's name may use the alias of its interface id: `region-<alias>` in pla
 there is one. An allocation keeps the name under which it was granted, and so its place on that
 list, for kubelet admits its pod again by it.
 
+Cards of AMD's may be given out by the names that AMD's own plugin has for them
+(FPGA_PLUGIN_XRT_SHELL_RESOURCES): one for each shell, of which each region is a device, in place of
+both. Such a name is bound to its interface id as an alias is, by the card that has it.
+
 The journal holds what an alias stands for: an allocation's resource has to mean the same interface
 id for as long as the allocation lives, even if the manifest changes or the store does not answer.
 So an alias that a pod has for one interface id is given to another only after that pod.
@@ -22,6 +26,7 @@ from fpga_plugin.allocation.names import (
     interface_names,
     is_card,
     is_function,
+    is_shells,
     resource_names,
 )
 from fpga_plugin.allocation.state import State
@@ -49,15 +54,23 @@ class Naming:
         prefix: of resources.
         prefixes: for families of cards that have their own.
         functions: whether regions are handed over with the functions that are on them.
+        shells: whether cards are given out by the names that their vendor's plugin has for them.
     """
 
     def __init__(
-        self, state: State, *, prefix: str, prefixes: Mapping[str, str], functions: bool
+        self,
+        state: State,
+        *,
+        prefix: str,
+        prefixes: Mapping[str, str],
+        functions: bool,
+        shells: bool,
     ) -> None:
         self._state = state
         self.prefix = prefix
         self._prefixes = prefixes
         self.serves_functions = functions
+        self._shells = shells
 
     def prefix_of(self, card: Card) -> str:
         """The domain of a card's resources."""
@@ -120,10 +133,64 @@ class Naming:
         if (name := function_name(self.prefix_of(card), card, afu_id)) not in self._state.resources:
             change.resources[name] = True
 
-    def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName]:
+    def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName | None]:
         """The resources under which a card's regions, and the whole card, are given out now."""
+        if (name := self._vendors_name(card)) is not None:
+            meaning = self._state.alias_bindings.get(name)
+            if meaning == AliasBinding(card.interface_id, current=True):
+                return name, None
         alias = self._state.aliases.get(card.interface_id)
         return resource_names(self.prefix_of(card), card, alias)
+
+    def _vendors_name(self, card: Card) -> ResourceName | None:
+        return ResourceName(card.vendor_resource or "") or None if self._shells else None
+
+    def name_card(self, change: Change, card: Card) -> None:
+        """A card is found: from now on there are its resources.
+
+        The name of the vendor's plugin is bound to the card's interface id, unless a pod or another
+        card has it for another one: then the card is given out by its interface id.
+        """
+        names: set[ResourceName | None]
+        name, meaning = self._vendors_name(card), AliasBinding(card.interface_id, current=True)
+        if name is not None and self._may_mean(name, card.interface_id):
+            if self._state.alias_bindings.get(name) != meaning:
+                change.alias_bindings[name] = meaning
+            names = {name}
+        else:
+            names = set(self.resources_of(card))
+        change.resources |= {n: True for n in names if n and n not in self._state.resources}
+
+    def _may_mean(self, name: ResourceName, interface_id: InterfaceId) -> bool:
+        meaning = self._state.alias_bindings.get(name)
+        return (
+            meaning is None
+            or meaning.interface_id == interface_id
+            or not (
+                any(each.resource == name for each in self._state.allocations.values())
+                or any(name in self.resources_of(card) for card in self._state.cards.values())
+            )
+        )
+
+    def lists(self, resource: Resource) -> bool:
+        """Whether free regions or cards may be listed under a resource, or only owned ones."""
+        if resource.shell:
+            meaning = self._state.alias_bindings.get(ResourceName(resource.name))
+            return self._shells and meaning is not None and meaning.current
+        return (
+            resource.domain in self.domains
+            and resource.alias == self._state.aliases.get(resource.interface_id)
+            and not self._by_shells_alone(resource.interface_id)
+        )
+
+    def _by_shells_alone(self, interface_id: InterfaceId) -> bool:
+        cards = [c for c in self._state.cards.values() if c.interface_id == interface_id]
+        if cards:
+            return all(self.resources_of(card)[1] is None for card in cards)
+        return any(
+            is_shells(name) and meaning == AliasBinding(interface_id, current=True)
+            for name, meaning in self._state.alias_bindings.items()
+        )
 
     def resource(self, name: ResourceName) -> Resource | None:
         """Parse a resource's name; None: not this plugin's, or its alias is unknown.
@@ -145,7 +212,7 @@ class Naming:
             if card is None:
                 return None
             interface_id = card.interface_id
-        return Resource(parts.domain, parts.kind, interface_id, alias=parts.alias)
+        return parts.of(interface_id)
 
     def named_resource(self, name: ResourceName) -> Resource:
         """The same, for the resource of an allocation.
@@ -225,7 +292,7 @@ class Naming:
                 meant |= dict.fromkeys(named, interface_id)
         change = Change()
         for name, meaning in self._state.alias_bindings.items():
-            if name not in meant:
+            if name not in meant and not is_shells(name):
                 kept = replace(meaning, current=False) if name in held else None
                 if kept != meaning:
                     change.alias_bindings[name] = kept
@@ -236,7 +303,8 @@ class Naming:
                 change.alias_bindings[name] = meaning
         called = {interface_id: aliases[interface_id] for interface_id in meant.values()}
         for card in self._state.cards.values():
-            if card.reprogrammable and not self.serves_functions:
+            by_shell = self.resources_of(card)[1] is None
+            if card.reprogrammable and not by_shell and not self.serves_functions:
                 names = interface_names(
                     self.prefix_of(card), card.interface_id, called.get(card.interface_id)
                 )

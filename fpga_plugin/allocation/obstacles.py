@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.exposure import ExposurePolicy
-from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold
+from fpga_plugin.allocation.journal.records import Allocation, Condition
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     FUNCTIONS_HINT,
@@ -27,7 +28,7 @@ from fpga_plugin.allocation.names import (
 )
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.state import State
-from fpga_plugin.errors import RefusedError
+from fpga_plugin.errors import ASK_THE_OPERATOR, RefusedError
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 
@@ -35,8 +36,10 @@ AnyId: TypeAlias = DeviceId | RegionId | CardId
 """A region's id and a card's are those of their devices."""
 
 ANOTHER_POD: Final = "the pod's controller makes a new pod, which is placed again"
-RUNBOOK: Final = "the operator finds what to do in docs/runbook.md"
+OPERATOR_ENDS_IT: Final = f"{ANOTHER_POD}; or {ASK_THE_OPERATOR}, who can end that"
+RUNBOOK: Final = "see docs/runbook.md"
 STATUS: Final = "see `fpga-plugin status`"
+PROCESSES: Final = "see why that pod's processes do not end"
 
 
 class Stops(enum.Flag):
@@ -198,7 +201,7 @@ class Obstacle:
         what: the sentence's subject: card, region or node.
         why: the rest of the sentence.
         tenant: what the pod's owner can do.
-        operator: what the node's operator can do.
+        operator: what the node's operator can do; empty: nothing but what the pod's owner can.
         cause: for a fault, what the hardware reports.
         device: for a reason that lies in an owner, the owner's device.
     """
@@ -207,7 +210,7 @@ class Obstacle:
     what: str
     why: str
     tenant: str = ANOTHER_POD
-    operator: str = STATUS
+    operator: str = ""
     cause: str = ""
     device: DeviceId | None = None
 
@@ -216,9 +219,16 @@ class Obstacle:
         """The reason as one sentence."""
         return f"{self.what} {self.why}"
 
+    @property
+    def told(self) -> str:
+        """The cause, and what the operator can do beside docs/runbook.md, for the operator."""
+        known = self.kind not in FAILED or self.operator == RUNBOOK
+        return self.cause if known else f"{self.cause}; {self.operator}"
+
     def refusal(self, *, operator: bool = False) -> RefusedError:
-        """The error for a tenant, or for an operator."""
-        return RefusedError(self.message, hint=self.operator if operator else self.tenant)
+        """The error of a tenant's call, or of an operator's own."""
+        hint = self.operator or (STATUS if operator else self.tenant)
+        return RefusedError(self.message, hint=hint, tenant=self.tenant)
 
 
 class Obstacles:
@@ -364,13 +374,11 @@ class Obstacles:
             if (problem := self._state.problems.get(card_of(device))) is None:
                 yield Obstacle(ObstacleKind.GONE, subject, "is gone", MAY_COME_BACK)
                 return
-            # The remedy comes last: a command in it may be copied to the message's end.
-            remedy = f", or mend the card: {problem.hint}" if problem.hint else ""
             yield Obstacle(
                 ObstacleKind.GONE,
                 subject,
                 f"is not served: {problem.message}",
-                DELETE_THE_POD + remedy,
+                f"{DELETE_THE_POD}, or {ASK_THE_OPERATOR}",
                 problem.hint,
             )
         elif is_card(device) and not card.complete:
@@ -387,14 +395,14 @@ class Obstacles:
 
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
-        if (hold := state.debug_hold(region.id)) is not None:
+        if (hold := debug_holds.in_force(state, region.id)) is not None:
             end = f"`fpga-plugin card release {region.card}`"
-            why = debug_hold_words(hold)
+            why = debug_holds.words(hold)
             yield Obstacle(
                 ObstacleKind.KEPT,
                 subject,
                 f"is {why}",
-                f"{ANOTHER_POD}; the operator ends it with {end}",
+                OPERATOR_ENDS_IT,
                 f"{end} ends that",
                 cause=why,
             )
@@ -403,7 +411,7 @@ class Obstacles:
             yield _faulted(ObstacleKind.FAULTED, subject, record.reason or "faulted")
         elif fault is not None:
             kind = ObstacleKind.FAILING if fault.stops_work else ObstacleKind.HUNG
-            yield _faulted(kind, subject, fault.message)
+            yield _faulted(kind, subject, fault.message, fault.hint)
 
     def _of_nodes(self, region: Region) -> Iterator[Obstacle]:
         if not (strangers := self._state.strangers(region)):
@@ -423,13 +431,12 @@ class Obstacles:
                 hint,
             )
             return
-        hint = "see why that pod's processes do not end"
         yield Obstacle(
             ObstacleKind.STRANGER,
             subject,
             f"is also open to pod {one.pod}, which was given it as {one.region} and may still run",
-            hint,
-            hint,
+            PROCESSES,
+            PROCESSES,
         )
 
     def _of_owner(self, device: DeviceId) -> Iterator[Obstacle]:
@@ -468,9 +475,7 @@ class Obstacles:
                 ObstacleKind.UNRECONCILED,
                 f"who has card {card}",
                 f"is not known: {state.resource_claims_unknown or NOT_READ}",
-                LEAVE_DRA
-                if state.resource_claims_unknown
-                else f"{ANOTHER_POD}; the plugin's log says what keeps it from reading them",
+                LEAVE_DRA if state.resource_claims_unknown else ANOTHER_POD,
                 LEAVE_DRA
                 if state.resource_claims_unknown
                 else "the plugin's log says what keeps it from reading them",
@@ -481,7 +486,7 @@ class Obstacles:
                 ObstacleKind.DRAINED,
                 subject,
                 "is being taken out of service",
-                f"{ANOTHER_POD}; the operator ends it with {end}",
+                OPERATOR_ENDS_IT,
                 f"{end} ends that",
             )
 
@@ -492,7 +497,7 @@ class Obstacles:
         if free and record.condition not in self.offered | {Condition.FAULTED}:
             why = f": {record.reason}" if record.reason else ""
             yield Obstacle(ObstacleKind.NOT_CLEAN, subject, f"is not clean yet{why}")
-        if region.id in state.debug_holds and state.debug_hold(region.id) is None:
+        if debug_holds.pending(state, region.id):
             yield Obstacle(
                 ObstacleKind.UNDECIDED,
                 subject,
@@ -505,7 +510,7 @@ class Obstacles:
                 ObstacleKind.TENANCY,
                 subject,
                 f"may still be used by pod {', '.join(pods)}, which had it",
-                operator="see why that pod's processes do not end",
+                operator=PROCESSES,
             )
 
 
@@ -515,18 +520,12 @@ def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
     return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
 
 
-def debug_hold_words(hold: DebugHold) -> str:
-    """Why a region under a debug hold is not given out, for people."""
-    whose = f"{hold.namespace}/{hold.name}"
-    return f"kept for debugging as pod {whose} left it, whose {hold.failure}"
-
-
-def _faulted(kind: ObstacleKind, subject: str, cause: str) -> Obstacle:
+def _faulted(kind: ObstacleKind, subject: str, cause: str, hint: str = "") -> Obstacle:
     return Obstacle(
         kind,
         subject,
         f"is faulted: {cause}",
-        f"{RUNBOOK}; {DELETE_THE_POD}",
-        "see docs/runbook.md",
+        f"{DELETE_THE_POD}, or {ASK_THE_OPERATOR}",
+        hint or RUNBOOK,
         cause,
     )

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import JournalWriter
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
@@ -108,6 +109,7 @@ class State:
             JournalError: nothing was written; the part that takes trust away holds all the same.
         """
         self.doubt(change)
+        change.debug_holds |= debug_holds.ended_by(self, change)
         taking, giving = parted(change, self)
         concerned = self.apply(taking)
         self._unwritten |= taking
@@ -191,7 +193,7 @@ class State:
         self.aliases = {
             meaning.interface_id: parts.alias
             for name, meaning in self.alias_bindings.items()
-            if meaning.current and (parts := aliased_name(name)) is not None
+            if meaning.current and (parts := aliased_name(name)) is not None and parts.alias
         }
         self.renamed += 1
         return set(self.cards)
@@ -305,26 +307,6 @@ class State:
             and self.record(region).condition is Condition.BLANK
         )
 
-    def debug_hold(self, region: RegionId) -> DebugHold | None:
-        """The hold that keeps an unowned region as it is; the region is not given out."""
-        debug = self.debug_holds.get(region)
-        if debug is None or not debug.until or self.region_allocation(region) is not None:
-            return None
-        return debug
-
-    def debug_holds_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[DebugHold]:
-        """Debug holds of a card's regions, in force or pending a failed container, `but` of these.
-
-        Until that is decided, the plugin does nothing to the card that would end such a hold.
-        """
-        mine = set(but)
-        return [
-            debug
-            for region, debug in self.debug_holds.items()
-            if card_of(region) == card
-            if region not in mine and self.region_allocation(region) is None
-        ]
-
     def left_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Tenancy]:
         """Tenancies of a card's regions that are over by kubelet's word, `but` of these.
 
@@ -409,7 +391,7 @@ class State:
         Before kubelet's records are read, other owners on the card are unknown.
         """
         mine = set(regions)
-        if card in self.unreconciled or self.debug_holds_on(card, but=mine):
+        if card in self.unreconciled or debug_holds.on(self, card, but=mine):
             return True
         whole = self.card_allocation(card)
         for allocation in self.allocations_on(card):

@@ -93,12 +93,6 @@ class Step:
             for region in self._state.reached(one) if one.used else ():
                 self.spoil(region, "a pod may have used it by its node")
 
-    def end_debug(self, regions: Iterable[RegionId]) -> None:
-        """End debug holds: the regions have changed since their container, or have an owner."""
-        self.change.debug_holds |= {
-            region: None for region in regions if region in self._state.debug_holds
-        }
-
     # ---------------------------------------------------------------- allocations
 
     def grant(
@@ -135,7 +129,6 @@ class Step:
         self.change.allocations[device] = allocation
         self.change.pending_poststops[device] = 0
         self.begin(allocation, pods, used=used)
-        self.end_debug(grants)
         return allocation
 
     def pending_poststops(self, device: DeviceId) -> int:

@@ -67,7 +67,6 @@ class WorkSteps:
         step.mark(begun, Condition.SCRUBBING)
         if image is not None:
             step.change.images = {TenantImage(region, image): True for region in regions}
-        step.end_debug(regions)
         step.commit()
         self._begun.update(begun)
 
@@ -194,24 +193,6 @@ class WorkSteps:
         step = Step(self._state)
         step.mark([region], Condition.PROGRAMMED, BY_HAND, afu_id)
         step.end(self._state.tenancies.left(region))
-        step.commit()
-
-    def note_failure(self, region: RegionId, failure: str) -> None:
-        """Note which failure a pod's status shows for a region's containers; empty: none failed."""
-        failure, debug = _writable(failure), self._state.debug_holds.get(region)
-        if debug is not None and debug.failure != failure:
-            self._state.commit(Change(debug_holds={region: replace(debug, failure=failure)}))
-
-    def keep(self, region: RegionId, until: float) -> None:
-        """Keep an unowned region as it is, `until` a time of the boot clock."""
-        debug = self._state.debug_holds[region]
-        if debug.until != until:
-            self._state.commit(Change(debug_holds={region: replace(debug, until=until)}))
-
-    def end_debug(self, regions: Iterable[RegionId]) -> None:
-        """End debug holds on these regions, present or planned: the next scrub cleans them."""
-        step = Step(self._state)
-        step.end_debug(regions)
         step.commit()
 
     def _check_undisturbed(self, record: RegionRecord) -> Begun:

@@ -1,7 +1,7 @@
 """A part of a file, read piece by piece: how large files are looked into with little memory.
 
 A file may be larger than the memory that the plugin's pod has. It is not mapped either while it is
-in the store: whoever cuts a mapped file short ends the process that reads there (SIGBUS).
+in the store: a writer that truncates a mapped file ends the process that reads it (SIGBUS).
 """
 
 import os
@@ -55,7 +55,7 @@ class ByteRange:
         return data
 
     def part(self, at: int, size: int) -> "ByteRange":
-        """Some of these bytes; the caller has looked that they are there."""
+        """Some of these bytes; the caller has checked that they are there."""
         return ByteRange(self.read_at, self.start + at, size, self.where)
 
     def pieces(self, count: int) -> Iterator[bytes]:

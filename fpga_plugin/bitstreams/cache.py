@@ -3,11 +3,11 @@
     <sha256>      a whole file
     .<anything>   half written; removed at the next start
 
-A file gets its bytes under a temporary name, and is hashed while they are written. Only who found
-them good renames it (`keep`), so whenever the process dies, a name of 64 digits is a whole file.
-Each file is hashed again before its first use in each run of the plugin: what a power cut or a
-failing disk made of it is never programmed. No file is in memory as a whole; the driver reads a
-mapping, which outlives the file's removal.
+A file gets its bytes under a temporary name, and is hashed while they are written. A caller
+that found them good renames it (`keep`). So whenever the process dies, a name of 64 digits is a
+whole file. Each file is hashed again before its first use in each run of the plugin: what a power
+cut or a failing disk made of it is never programmed. No file is in memory as a whole; the driver
+reads a mapping, which outlives the file's removal.
 
 The directory is the plugin's alone (mode 0700); root can do everything anyway. It may be removed at
 any time: what is missing is made again.
@@ -82,7 +82,7 @@ class NewFile:
         """Add bytes.
 
         Raises:
-            StoreUnavailableError: the disk does not take them.
+            StoreUnavailableError: the disk is full, or fails.
         """
         self._digest.update(piece)
         rest = memoryview(piece)

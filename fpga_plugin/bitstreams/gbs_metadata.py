@@ -1,6 +1,6 @@
 """What a GBS file says of itself: the JSON in its header.
 
-The text comes from whoever can write to the store. It is read strictly (UTF-8, one object, no name
+The text comes from any writer of the store. It is read strictly (UTF-8, one object, no name
 twice, the types of the schema) and becomes values with typed ids; what does not fit is refused with
 the place where it stands. The schema is that of OPAE's packager (opae-sdk).
 """

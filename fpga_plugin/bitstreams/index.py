@@ -3,8 +3,8 @@
 The watcher says what may have changed; one file after the other is then verified in a thread. At
 the start that is every file of the store, after the plugin serves kubelet. A file that is still
 being written is left alone until its writer closes it, which inotify reports; one that the store
-does not give is left until the store answers. What is refused is logged once, with the reason; what
-a pod gets to hear is the same.
+does not give is left until the store answers. What is refused is logged once, with the
+reason; a pod gets the same message.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from fpga_plugin.bitstreams.places import find_place
 from fpga_plugin.bitstreams.reader import HEADERS, StoreReader
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.verdicts import FileVerdict
-from fpga_plugin.bitstreams.watch import KEYS, look_at_store
+from fpga_plugin.bitstreams.watched_names import KEYS, look_at_store
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,
@@ -97,11 +97,11 @@ class StoreIndex:
                     self.changed(None)
 
     def look(self, look: Look) -> None:
-        """What is watched (`host.watcher.Target`)."""
+        """What is watched (`host.watcher.WatchTarget`)."""
         look_at_store(look, self._library.store.root, self._keys_dir)
 
     def unwatched(self, error: OSError) -> None:
-        """Changes are not noticed (`host.watcher.Target`)."""
+        """Changes are not noticed (`host.watcher.WatchTarget`)."""
         root = self._library.store.root
         if isinstance(error, TimeoutError):
             log.warning(
@@ -118,7 +118,7 @@ class StoreIndex:
             )
 
     def changed(self, relative: str | None) -> None:
-        """Something may have changed (`host.watcher.Target`)."""
+        """Something may have changed (`host.watcher.WatchTarget`)."""
         if relative is None or relative in _EVERYTHING:
             self._library.doubt()
             self._look_at(None)
@@ -173,8 +173,8 @@ class StoreIndex:
             self._report(relative, str(error))
             return
         except Exception:
-            # This task's end is the daemon's: one file must not be the others' end. Whoever asks
-            # for this one is told, by its own PreStart.
+            # This task's end is the daemon's: one file must not be the others' end. The PreStart
+            # that asks for this file reports its error.
             log.exception("a bitstream could not be examined", file=relative)
             return
         if verdict is None:

@@ -22,7 +22,7 @@ from fpga_plugin.bitstreams.kinds import Contents, read_data
 from fpga_plugin.bitstreams.places import Place, all_places, is_blank
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.signing import remove_signature
-from fpga_plugin.bitstreams.store import Store
+from fpga_plugin.bitstreams.store import Store, check_no_directory
 from fpga_plugin.bitstreams.trust import MAX_SIGNATURE_BYTES, Trust, check_signed
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.host.atomic_file import sync_directory
@@ -104,6 +104,7 @@ def install(
 
 def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, Contents]:
     """Read a file and check that it is what it is to be installed as."""
+    check_no_directory(file)
     if not blank and is_blank(file):
         raise BitstreamError(
             f"{file}: by its name a blank bitstream",

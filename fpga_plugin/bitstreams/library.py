@@ -44,13 +44,13 @@ E = TypeVar("E", bound=FpgaPluginError)
 class Library:
     """A store of verified bitstreams. All of it blocks.
 
-    Thread-safe, but for two calls for one file at a time: who calls sees to that (`StoreReader`).
+    Thread-safe, except for two calls for one file at a time: `StoreReader` prevents them.
     """
 
     def __init__(
         self, root: str, *, directory: str, limit: int, trust: Trust, guarded: bool
     ) -> None:
-        """Take up what earlier lives verified.
+        """Read what earlier processes verified.
 
         Args:
             root: of the store.
@@ -248,7 +248,7 @@ class Library:
             if being_written(opened.file):
                 raise NotFinishedError(
                     f"{path}: still being written",
-                    hint=f"it is used when whoever writes it has closed it; {RENAME}",
+                    hint=f"it is used once its writer has closed it; {RENAME}",
                 )
             copy = stack.enter_context(self._cache.new(opened.size, where=path, evict=evict))
             for piece in pieces_of(opened):

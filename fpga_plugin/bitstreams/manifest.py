@@ -18,7 +18,7 @@ ids; no two have the same alias. `expires`, `revoked`, `interfaces` and `alias` 
 Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
 it trusted.
 
-Strict, because a manifest that is read otherwise than it was meant guards nothing: unknown fields,
+Strict, because a manifest that is misread guards nothing: unknown fields,
 a path twice, or a path that no bitstream can have are errors.
 """
 

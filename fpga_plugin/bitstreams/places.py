@@ -6,10 +6,10 @@
     <interface id>/blank.gbs               the null image that deprograms a region
     <interface id>/blank.xclbin            the same for cards with XRT's driver
 
-A path is a promise that whoever reads the file checks, because the kernel programs an image for
+A path is a promise that the file's reader checks, because the kernel programs an image for
 another static part without a word. The ids' types guarantee that they cannot lead out of the store
 (`fpga_plugin.ids`). Which ending an id has depends on the card: files that its driver cannot read
-are none of its bitstreams.
+do not count as its bitstreams.
 """
 
 import os
@@ -149,7 +149,7 @@ def place_of_path(path: str) -> Place:
     """The place of any path that ends in a directory's and a file's name.
 
     Raises:
-        BitstreamError: the file's name, or its directory's, is none of a store.
+        BitstreamError: a store has no file or directory of that name.
     """
     directory, file = os.path.split(path)
     name = os.path.basename(directory)

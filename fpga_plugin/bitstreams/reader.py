@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import structlog
 
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import MANIFEST, Aliases, InterfaceAliases
-from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import Place, place_for
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import FileVerdict
@@ -188,6 +188,27 @@ class StoreReader:
         """
         return await self._unhurried(HEADERS, self.library.store.list)
 
+    async def titled(self, title: str, interface_id: InterfaceId | None = None) -> str:
+        """Ids of the bitstreams whose accelerator calls itself so, for people; empty: none does.
+
+        Of a store that answers at once. Status and lists show titles in quotes.
+        """
+        wanted = title.strip("'")
+        entries: Iterable[StoreEntry] = ()
+        with contextlib.suppress(FpgaPluginError, LateError):
+            entries = await self._threads.run(
+                HEADERS, self.library.store.list, seconds=LOOK_SECONDS, spare=SPARE_THREADS
+            )
+        found = (
+            entry.bitstream_id
+            for entry in entries
+            if entry.bitstream_id is not None
+            and interface_id in {None, entry.interface_id}
+            and entry.contents is not None
+            and entry.contents.name == wanted
+        )
+        return " or ".join([*dict.fromkeys(found)][:_NAMED])
+
     async def tidy(self, present: Iterable[str]) -> None:
         """`Library.tidy`, which does not touch the store."""
         await asyncio.to_thread(self.library.tidy, present)
@@ -217,7 +238,7 @@ class StoreReader:
             raise self._unavailable(relative, late, READ_SECONDS) from None
 
     async def _unhurried(self, relative: str, work: Callable[[], T]) -> T:
-        """What nobody's start waits for.
+        """A call that no container's start waits for.
 
         Raises:
             StoreUnavailableError: the store does not answer.

@@ -2,8 +2,8 @@
 
 A signature does not age: an old manifest, or none at all, could be put in the place of the present
 one. So the highest version, and all that signed manifests ever named, are kept in the state
-directory, `seen-manifests.json`. A manifest is used only after it was noted there: the next life of
-the plugin knows of it, however this one ends. The plugin that holds the node's locks writes; others
+directory, `seen-manifests.json`. A manifest is used only after it was noted there: the next
+process knows of it, however this one ends. The plugin that holds the node's locks writes; others
 only look.
 
 Fails closed: a record that is damaged, or of a later version of the plugin, trusts nothing. Where
@@ -202,7 +202,7 @@ class SeenManifests:
         return seen
 
     def _keep(self, seen: Seen) -> None:
-        """Note it; whoever only looks notes it for himself."""
+        """Note it; only the owner writes it to disk."""
         if self._owner and self.path is not None:
             try:
                 self._write(seen)

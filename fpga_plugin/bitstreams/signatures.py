@@ -12,8 +12,8 @@ writes it. What is signed is not the file but a statement of what it is for:
 
 So a signature is good at one place of a store only, and nothing that was signed for another purpose
 is a statement. The role is accelerator, blank or manifest; a manifest's statement has no interface
-id. Each line ends with a line feed, the last one too. Whoever checks makes the statement himself
-from the path and the bytes that he has: nothing of it is parsed.
+id. Each line ends with a line feed, the last one too. The checker makes the statement itself
+from the path and the bytes that it has: nothing of it is parsed.
 
 The only module that uses `cryptography`, and it imports it when there is something to check: 45 ms
 and 12 MiB, which installations without signatures do not pay.
@@ -111,8 +111,8 @@ def load_keys(directory: str, *, guarded: bool) -> Keys:
 
     Args:
         directory: has them as `*.pem`.
-        guarded: leave out those that others than root and this process's user may write: whoever
-            may put a key there may sign anything.
+        guarded: leave out those that others than root and this process's user may write: a writer
+            of keys may sign anything.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

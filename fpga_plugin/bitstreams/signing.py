@@ -110,8 +110,8 @@ def path_in_store(file: str) -> Place | None:
 def place_of(file: str, contents: Contents) -> Place:
     """Which place in a store a bitstream is for.
 
-    In a store its path shows, and what is in the file has to agree. Elsewhere an accelerator's
-    content reports, by which `install` names it. It does not say that an image is a blank
+    In a store the path says which, and the content has to agree. Elsewhere an accelerator's
+    content says it, by which `install` names it. Content does not say that an image is a blank
     bitstream.
 
     Args:
@@ -255,7 +255,7 @@ def _files(store: Store, progress: Progress) -> dict[str, ManifestFile]:
 def _next_version(path: str, before: int, wanted: int | None) -> int:
     """The version of a changed manifest.
 
-    The present one may be anybody's: its version does not count where it is no time that was.
+    The present one may be foreign: its version does not count where it is no past time.
     """
     hint = (
         "`--manifest-version N` says which to give; if the manifest there is not yours, remove it"

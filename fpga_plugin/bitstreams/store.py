@@ -97,7 +97,7 @@ class Store:
     def check(self, place: Place) -> str:
         """Check that a bitstream is what its path says; returns its path.
 
-        Nothing of it stays in memory, and who may write it is not asked.
+        Nothing of it stays in memory, and its permissions are not checked.
 
         Raises:
             BitstreamNotFoundError: there is none; the message names the path.
@@ -210,12 +210,26 @@ def look(path: str, progress: Progress = no_progress) -> tuple[Contents, Content
         BitstreamNotFoundError: there is no such file.
         BitstreamError: it cannot be used.
     """
+    check_no_directory(path)
     try:
         with open_file(path, inside=None) as opened:
             contents = read(ByteRange.of_file(opened.file.fileno(), opened.size, path))
             return contents, digest_of(opened, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
         raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
+
+
+def check_no_directory(path: str) -> None:
+    """Whoever names a directory may mean a store.
+
+    Raises:
+        BitstreamError: it is one.
+    """
+    if os.path.isdir(path):
+        raise BitstreamError(
+            f"{path}: a directory, not a regular file",
+            hint=f"name a file in it; `fpga-plugin bitstream list --dir {path}` lists a store",
+        )
 
 
 def _read(opened: TrustedFile, place: Place) -> Contents:

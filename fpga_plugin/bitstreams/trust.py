@@ -5,8 +5,8 @@
     signed   only what a signed manifest names, and accelerators with a signature of their own that
              no signed manifest ever named
 
-What the manifest names must match it in every mode. A manifest that cannot be read names nobody
-knows what, so nothing of its store is trusted until it can. Signatures count under `signed` only:
+What the manifest names must match it in every mode. Nothing of a store is trusted while its
+manifest cannot be read: what that names is unknown. Signatures count under `signed` only:
 elsewhere there may be no keys.
 
 Under `signed` a manifest is that of its time: an older one than this node has seen, or one that has
@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 import structlog
 
 from fpga_plugin.bitstreams.files import Content, Progress, content_of, no_progress, read_digest
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -36,7 +37,6 @@ from fpga_plugin.bitstreams.manifest import (
     manifest_path,
     parse_manifest,
 )
-from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import is_blank
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
 from fpga_plugin.bitstreams.signatures import (
@@ -68,7 +68,7 @@ class _Manifest:
 
     Attributes:
         manifest: None where there is none.
-        signer: name of the key; empty: it does not count as signed, or nobody asked.
+        signer: name of the key; empty: it does not count as signed, or no signature is required.
         unsigned: why it does not.
         hint: what to do about that.
     """
@@ -95,7 +95,7 @@ class Trust:
 
         Args:
             root: of the store.
-            mode: what has to be shown of a file.
+            mode: what a file needs to be trusted.
             keys_dir: where the public keys are; None: there are none.
             guarded: refuse a manifest, signature or key that others may write.
             seen: what this node has seen of manifests; None: nothing, as for a store of elsewhere.
@@ -138,7 +138,7 @@ class Trust:
             content: what is in it.
 
         Returns:
-            Why it is trusted, in a few words; empty where nothing was asked.
+            Why it is trusted, in a few words; empty where no proof is required.
 
         Raises:
             NotPermittedError: it is not trusted; the message says why.
@@ -425,7 +425,7 @@ def _compare(path: str, named: ManifestFile, content: Content) -> None:
 
 
 def check_signed(path: str, place: str, content: Content, keys_dir: str | None) -> str:
-    """Check the signature beside a file, wherever it lies; returns by whom it is signed.
+    """Check the signature beside a file, wherever it lies; returns its signer.
 
     Args:
         path: the file.

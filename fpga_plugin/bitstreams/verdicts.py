@@ -55,7 +55,7 @@ class Verdicts:
     """Verdicts by the files' paths from the store's root. Thread-safe; `save` blocks."""
 
     def __init__(self, path: str) -> None:
-        """Take up what an earlier life verified.
+        """Read what an earlier process verified.
 
         Args:
             path: where it is written down.

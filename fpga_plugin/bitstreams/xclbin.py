@@ -16,7 +16,7 @@ Of the sections BITSTREAM is programmed, PARTITION_METADATA names the shell (`xc
 EMBEDDED_METADATA has the kernels (`xclbin_kernels`), IP_LAYOUT the compute units and MEM_TOPOLOGY
 the memories (`xclbin_tables`).
 
-Everything is checked before it is believed, and no image is read: only the tables, of which each
+Everything is checked before it is believed, and no image is read: only the tables, and each
 has a limit. Any bytes give a value or a `BitstreamError`.
 """
 

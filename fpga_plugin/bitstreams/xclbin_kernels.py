@@ -1,6 +1,6 @@
-"""The kernels of an xclbin: what XRT's driver has to be told with it, from the XML inside.
+"""The kernels of an xclbin: what XRT's driver needs besides it, read from the XML inside.
 
-The driver reads no XML. Whoever loads an xclbin passes it each kernel's name, address range and
+The driver reads no XML. The loader of an xclbin passes it each kernel's name, address range and
 arguments, and for the command queue a slot's size; the tenant's own load of the same uuid is
 skipped, so what the first loader said stays. What is passed is what XRT's library passes, at commit
 963c58ee of Xilinx/XRT: `xclPrepareAxlf` (src/runtime_src/core/pcie/linux/shim.cpp), which asks

@@ -248,7 +248,7 @@ class CardActions:
                 record = ledger.record(region.id)
                 if record.condition not in CLEAN and not owners:
                     fault = ledger.obstacles.first(region.id, Stops.SCRUB)
-                    why = record.reason if fault is None else fault.cause or fault.message
+                    why = record.reason if fault is None else fault.told or fault.message
                     reason = f" ({why})" if why else ""
                     not_clean.append(f"{region.id} is {record.condition}{reason}")
                     if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:

@@ -10,7 +10,6 @@ that the client chooses; a second call with that name continues to wait.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +18,7 @@ import structlog
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.reader import StoreReader
-from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
+from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.clocks import ClockPlan
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.errors import (
@@ -153,26 +152,12 @@ class HandProgrammer:
         with contextlib.suppress(ValueError, KeyError):
             alias = parse_alias(text)
             return (await self._store.aliases())[interface_id, alias]
-        ids = await self._titled(text, interface_id)
+        ids = await self._store.titled(text, interface_id)
         raise InvalidRequestError(
             f"{quote(text)} is no bitstream id, and no name of one: {why}",
             hint=f"it is the title of bitstream {ids}: name that"
             if ids
             else "`fpga-plugin bitstream list` shows ids and names, and titles in quotes",
-        )
-
-    async def _titled(self, title: str, interface_id: InterfaceId) -> str:
-        """Ids of the bitstreams whose accelerator calls itself so; of a store that answers."""
-        entries: Sequence[StoreEntry] = ()
-        with contextlib.suppress(FpgaPluginError):
-            entries = await self._store.headers()
-        return " or ".join(
-            entry.bitstream_id
-            for entry in entries
-            if entry.interface_id == interface_id
-            and entry.bitstream_id is not None
-            and entry.contents is not None
-            and entry.contents.name == title.strip("'")
         )
 
     def _chosen(self, card: str, region: str) -> tuple[Card, Region]:

@@ -17,12 +17,12 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import DebugHold
 from fpga_plugin.allocation.ledger import Ledger
@@ -32,10 +32,8 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.reads import CardReads
-from fpga_plugin.errors import FpgaPluginError, HardwareError, NoSourceError, RefusedError, quote
-from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.errors import FpgaPluginError, NoSourceError, RefusedError, quote
+from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName
 from fpga_plugin.kubernetes.pod import Phase, Pod
 from fpga_plugin.settings.settings import ServedApi, Settings
@@ -161,10 +159,10 @@ class Debugging:
 
     def _changed(self, card: CardId | None) -> None:
         """Log the port errors of what is debugged, and look whether something ended."""
-        mine = [r for r in self._ledger.debug_holds if card is not None and card_of(r) == card]
+        mine = [r for r in self._ledger.debug_holds if card_of(r) == card]
         for region in mine:
             if self._ledger.region_allocation(region) is not None:
-                self._operations.debugged.add(region)
+                self._operations.port_errors_logged.add(region)
             self._something.set()
 
     def left(self, kept: DebugHold) -> float:
@@ -178,7 +176,7 @@ class Debugging:
             JournalError: it cannot be written down.
         """
         if self._allowed is None:
-            self._ledger.work.end_debug(tuple(self._ledger.debug_holds))
+            debug_holds.end(self._ledger, tuple(self._ledger.debug_holds))
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name."""
@@ -248,10 +246,9 @@ class Debugging:
 
     def _until_look(self) -> float | None:
         """Seconds to the next look, if nothing changes before; None: none is needed."""
-        debug_holds = self._ledger.debug_holds
-        if not debug_holds:
+        if not (held := self._ledger.debug_holds):
             return None
-        ends = (self.left(debug) for debug in debug_holds.values() if debug.until)
+        ends = (self.left(debug) for debug in held.values() if debug.until)
         return min(self._interval, DECIDE_SECONDS if self._undecided else math.inf, *ends)
 
     async def look(self) -> None:
@@ -281,7 +278,7 @@ class Debugging:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
             self._end(debug.region)
         elif left > MOST:  # by a former version, which let the operator allow more
-            self._ledger.work.keep(debug.region, self._clock() + MOST)
+            debug_holds.put(self._ledger, replace(debug, until=self._clock() + MOST))
 
     async def _failure(self, debug: DebugHold) -> str | None:
         """What failed by the pod's status, empty: nothing; None: it does not say yet."""
@@ -300,9 +297,9 @@ class Debugging:
         debug = ledger.debug_holds.get(region)
         if debug is not before:
             return  # another container began, or another owner came, while the status was read
-        if failed is not None and debug.failure != failed:
-            ledger.work.note_failure(region, failed)
-            debug = ledger.debug_holds[region]
+        if failed is not None:
+            debug = replace(debug, failure=failed)
+            debug_holds.put(ledger, debug)
         if ledger.region_allocation(region) is not None:
             self._undecided.pop(region, None)
             return
@@ -313,13 +310,13 @@ class Debugging:
         if not debug.failure:
             log.info("region not kept: no failure of its container is known", region=region)
             self._end(region)
-        elif others := self._kept_for_others(debug):
+        elif others := [one for one in debug_holds.all_in_force(ledger) if one.pod != debug.pod]:
             note = f"not kept: the node keeps region {others[0].region} of another pod already"
             self._tell(debug, f"region {region} is {note}", kept=False)
             self._end(region)
         else:
             seconds = min(debug.seconds, MOST)
-            ledger.work.keep(region, self._clock() + seconds)
+            debug_holds.put(ledger, replace(debug, until=self._clock() + seconds))
             self._tell(
                 debug,
                 f"region {region} is kept as it is for {seconds:g} s:"
@@ -329,13 +326,9 @@ class Debugging:
             )
 
     def _end(self, region: RegionId) -> None:
-        self._ledger.work.end_debug([region])
+        debug_holds.end(self._ledger, [region])
         # Whoever works on the card right now may have looked before.
         self._queue.add(card_of(region))
-
-    def _kept_for_others(self, debug: DebugHold) -> list[DebugHold]:
-        kept = (self._ledger.debug_hold(region) for region in self._ledger.debug_holds)
-        return [one for one in kept if one is not None and one.pod != debug.pod]
 
     def _tell(self, debug: DebugHold, note: str, *, kept: bool) -> None:
         log.warning(
@@ -350,66 +343,6 @@ class Debugging:
         self._recorder.debugged(debug.pod, PodName(debug.namespace, debug.name), reason, note)
 
 
-class DebugLog:
-    """What the log says of regions that are debugged: their port errors, and what is on them.
-
-    These are the regions of pods with the annotation, and those whose owner asked for `debug=1`.
-
-    """
-
-    def __init__(self, operations: CardOperations, reads: CardReads) -> None:
-        self._operations, self._reads = operations, reads
-        self._errors: dict[RegionId, dict[str, int]] = {}
-        self._accelerators: dict[RegionId, AfuId | None] = {}
-
-    async def look(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
-        """Log what changed since the last look.
-
-        Args:
-            card: whose regions.
-            observed: what is on them.
-        """
-        await self._look_at_errors(card)
-        if self._operations.ledger.cards.get(card.id) == card:
-            self._look_at_accelerators(observed)
-
-    async def _look_at_errors(self, card: Card) -> None:
-        """Log each new set of port errors, once."""
-        for region in card.regions:
-            if region.id not in self._operations.debugged:
-                self._errors.pop(region.id, None)
-                continue
-            about = self._operations.owner(region.id)
-            read = partial(self._operations.backend.port_errors, region)
-            try:
-                errors = dict(await self._reads.run(card.id, read))
-            except HardwareError as error:
-                log.warning(
-                    "port errors cannot be read", region=region.id, error=str(error), **about
-                )
-                continue
-            if errors != self._errors.get(region.id, {}):
-                self._errors[region.id] = errors
-                shown = {name: f"{value:#x}" for name, value in errors.items()}
-                log.warning("port errors", region=region.id, errors=shown, **about)
-
-    def _look_at_accelerators(self, observed: Mapping[RegionId, AfuId | None]) -> None:
-        """Log what is on them: at the first look, and when it changes."""
-        debugged = self._operations.debugged
-        self._accelerators = {r: afu for r, afu in self._accelerators.items() if r in debugged}
-        for region in observed.keys() & debugged:
-            if self._accelerators.get(region, "") != observed[region]:
-                self._accelerators[region] = observed[region]
-                clock = self._operations.clocks.get(region)
-                log.info(
-                    "accelerator of a debugged region",
-                    region=region,
-                    afu_id=observed[region],
-                    clock=None if clock is None else clock.detail,
-                    **self._operations.owner(region),
-                )
-
-
 def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:
     """Keep nothing of a card any more: what was kept is scrubbed now.
 
@@ -417,13 +350,13 @@ def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:
         RefusedError: nothing of it is kept.
         JournalError: it cannot be written down, so nothing has changed.
     """
-    kept = [one.region for one in ledger.debug_holds_on(card)]
+    kept = [one.region for one in debug_holds.on(ledger, card)]
     if not kept:
         raise RefusedError(
             f"nothing of card {card} is kept for debugging",
             hint="`fpga-plugin status` shows what is",
         )
-    ledger.work.end_debug(kept)
+    debug_holds.end(ledger, kept)
     queue.add(card)
     log.info("an operator ends what is kept for debugging", card=card, regions=kept)
 

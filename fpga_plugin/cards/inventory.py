@@ -18,9 +18,9 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
-from fpga_plugin.cards.debugging import DebugLog
 from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.port_error_log import PortErrorLog
 from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import BIND_DRIVERS
@@ -99,7 +99,7 @@ class Inventory:
         self._cards = cards
         self._queue = queue
         self._operations = operations
-        self._debugged = DebugLog(operations, reads)
+        self._port_errors = PortErrorLog(operations, reads)
         self._recorder = recorder
         self._reads = reads
         self._interval = interval
@@ -391,7 +391,7 @@ class Inventory:
             and not any(r in self._well_since for r in health.failed)
             and self._degraded.get(card.id, ()) == health.degraded
             and not self._lacks_guard(card, health)
-            and self._operations.debugged.isdisjoint(regions)
+            and self._operations.port_errors_logged.isdisjoint(regions)
             and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
         )
 
@@ -408,7 +408,7 @@ class Inventory:
                 if self._ledger.cards.get(card_id) == card:
                     self._silent(card)
                 return
-            await self._debugged.look(card, {} if signals is None else signals[1])
+            await self._port_errors.look(card, {} if signals is None else signals[1])
             if self._ledger.cards.get(card_id) != card:
                 return  # the scan that finds that looks at its health next
             if signals is None:
@@ -436,7 +436,7 @@ class Inventory:
             left = any(self._ledger.left_to_owner(region.id) for region in card.regions)
             missing = await self._workers.run(card.id, self._backend.guard, card, left=left)
         except FpgaPluginError as error:
-            fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}")
+            fault = Fault(FaultKind.TRANSIENT, f"unguarded: {error.message}", error.hint)
             failed = {region.id: fault for region in card.regions}
             return replace(health, failed={**failed, **health.failed})
         if missing:
@@ -469,7 +469,7 @@ class Inventory:
         try:
             health = self._backend.health(card)
         except HardwareError as error:
-            health = _failed(card, str(error))
+            health = _failed(card, error.message, error.hint)
         try:
             return health, self._observe(card)
         except CardGoneError:
@@ -520,7 +520,7 @@ class Inventory:
             health = replace(health, failed={**waiting, **health.failed})
         for failed, fault in health.failed.items():
             if self._ledger.failing.get(failed) != fault:
-                reason = fault.message
+                reason = fault.told
                 log.error(
                     "region unhealthy",
                     region=failed,
@@ -546,7 +546,7 @@ class Inventory:
             await asyncio.wait(self._tasks)
 
 
-def _failed(card: Card, message: str) -> CardHealth:
+def _failed(card: Card, message: str, hint: str = "") -> CardHealth:
     """The health of a card with a problem as a whole that may pass."""
-    fault = Fault(FaultKind.TRANSIENT, message)
+    fault = Fault(FaultKind.TRANSIENT, message, hint)
     return CardHealth({region.id: fault for region in card.regions})

@@ -50,7 +50,7 @@ class CardOperations:
 
     Attributes:
         observer: called after each scrub and preparation.
-        debugged: regions whose owner asked for `debug=1`: their port errors are logged.
+        port_errors_logged: regions whose owner asked for `debug=1`, or whose pod is debugged.
         returns: how often its card had come back when the work on each region began.
         clocks: the clock state of the image that is on a region.
         doubted: regions whose last work failed although the card's signals are well.
@@ -62,7 +62,7 @@ class CardOperations:
     workers: CardWorkers
     cgroups: PodCgroups
     observer: ReportObserver
-    debugged: set[RegionId] = field(default_factory=set, init=False)
+    port_errors_logged: set[RegionId] = field(default_factory=set, init=False)
     clocks: dict[RegionId, ClockPlan] = field(default_factory=dict, init=False)
     returns: dict[RegionId, int] = field(default_factory=dict, init=False)
     doubted: set[RegionId] = field(default_factory=set, init=False)
@@ -301,7 +301,7 @@ class CardOperations:
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
         """
-        self.debugged.discard(region.id)
+        self.port_errors_logged.discard(region.id)
         self.clocks.pop(region.id, None)
         await self.step(
             card,
@@ -494,9 +494,9 @@ class Work:
             else:
                 steps.confirm(port, image, report)
 
-        operations.debugged.discard(region.id)
+        operations.port_errors_logged.discard(region.id)
         await operations.step(card, report, program, pr=programs)
         if settings.debug:
-            operations.debugged.add(region.id)
+            operations.port_errors_logged.add(region.id)
         operations.clocks[region.id] = clock
         return clock

@@ -110,7 +110,7 @@ class Recovery:
             if self._policy is RecoveryPolicy.REBIND
             else f"{ASK_THE_OPERATOR}: set FPGA_PLUGIN_RECOVERY=rebind, or, {advice}"
         )
-        return type(error)(error.message, hint=hint, why=error.why)
+        return type(error)(error.message, hint=hint, why=error.why, tenant="")
 
     def may(self, card_id: CardId) -> bool:
         """Whether the operator allows it, and no pause is in force."""

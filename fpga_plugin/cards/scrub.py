@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition, Tenancy
-from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.obstacles import PROCESSES, Stops
 from fpga_plugin.allocation.queue import CardQueue, Outcome
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.operations import CardOperations
@@ -260,7 +260,7 @@ class Scrubber:
             back = await self._recovery.reset(card, first)
         except FpgaPluginError as error:
             for region in regions:
-                self._wait_for(region.id, error.message)
+                self._wait_for(region.id, error.message, error.hint)
             operations.report(first)
             return None
         else:
@@ -318,10 +318,11 @@ class Scrubber:
             try:
                 ports = await stack.enter_async_context(operations.ports(card, [region]))
             except (PortInUseError, CardGoneError, NotFinishedError) as error:
-                self._wait_for(region.id, error.message)
+                self._wait_for(region.id, error.message, error.hint)
                 continue
             if why := operations.ledger.obstacles.first(region.id, Stops.SCRUB):
-                self._wait_for(region.id, why.message)  # its device number shows only now
+                # Its device number shows only now.
+                self._wait_for(region.id, why.message, why.operator)
                 continue
             held[region] = ports[region.id]
             self._waits.pop(region.id, None)
@@ -332,7 +333,7 @@ class Scrubber:
         operations = self._operations
         left = operations.ledger.tenancies.left(region.id)
         if (one := await operations.living(left)) is not None:
-            self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs")
+            self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs", PROCESSES)
             return False
         if (uid := await self._running_owner(region)) is not None:
             self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
@@ -357,7 +358,9 @@ class Scrubber:
         pod = None if allocation is None else allocation.pod
         return Report(region, pod=pod, former=self._operations.former(region))
 
-    def _wait_for(self, region: RegionId, reason: str) -> None:
+    def _wait_for(self, region: RegionId, what: str, hint: str = "") -> None:
+        """Note what a scrub waits for, and what the operator can do; as `Obstacle`s are shown."""
+        reason = f"{what} ({hint})" if hint else what
         if self._waits.get(region) != reason:
             self._waits[region] = reason
             about = self._begin_report(region).concerned()

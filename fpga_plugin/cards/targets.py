@@ -71,11 +71,16 @@ class Targets:
         self._store = store
         self._reads = reads
 
-    def named(self, error: FpgaPluginError) -> FpgaPluginError:
-        """The same error for people: ids get their names of the store's manifest.
+    async def explained(self, error: FpgaPluginError) -> FpgaPluginError:
+        """The same error for people: a title gets its id, ids get their names of the manifest.
 
-        It uses the names that were read last: the call's time may be up, so it waits for no store.
+        It uses the names that were read last: the call's time may be up, so it waits for no store
+        but a second where a title may have been asked for.
         """
+        asked = error.asked if isinstance(error, InvalidRequestError) else ""
+        if asked and (ids := await self._store.titled(asked)):
+            hint = f"it is the title of bitstream {ids}: ask for that"
+            return InvalidRequestError(error.message, hint=hint)
         return self._store.known_names.error(error)
 
     async def requests(

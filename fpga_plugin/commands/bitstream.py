@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from fpga_plugin.bitstreams import actions
+from fpga_plugin.bitstreams import subcommands
 from fpga_plugin.bitstreams.kinds import BLANK
 from fpga_plugin.bitstreams.manifest import MAX_VERSION
 from fpga_plugin.bitstreams.places import find_place
@@ -60,7 +60,7 @@ def add_bitstream_parser(
         keys_dir: where the public keys are, where `--keys` does not say.
         guarded: the plugin refuses what others may write in that store.
         state_dir: where the plugin of this node notes which manifests it has seen.
-        prefix_of: of resources, by the family of cards.
+        prefix_of: domain of the resources of a family of cards.
     """
     parser = subparsers.add_parser(
         "bitstream",
@@ -94,15 +94,15 @@ def run_bitstream(args: argparse.Namespace) -> int:
     try:
         return run(args)
     except FpgaPluginError as error:
-        actions.complain(error)
-        return actions.FAILED
+        subcommands.complain(error)
+        return subcommands.FAILED
 
 
 def _add_list(commands: "Subparsers", default_store: str) -> None:
     parser = _command(
         commands,
         "list",
-        run=actions.show_store,
+        run=subcommands.show_store,
         summary="show what the store has",
         description="Show every bitstream of the store, why it is trusted, and what is wrong with"
         " those that the plugin would not use. Who may write the files is looked at where the"
@@ -118,7 +118,7 @@ def _add_inspect(commands: "Subparsers") -> None:
     parser = _command(
         commands,
         "inspect",
-        run=actions.show_file,
+        run=subcommands.show_file,
         summary="show what a file says of itself",
         description="Show what a GBS, AOCX or xclbin file says of itself: ids, the size of the"
         " image, every accelerator or kernel, an xclbin's memories, and which of them a scrub"
@@ -134,7 +134,7 @@ def _add_manifest(commands: "Subparsers", prefix_of: Callable[[str], str]) -> No
     parser = _command(
         commands,
         "manifest",
-        run=actions.show_pod,
+        run=subcommands.show_pod,
         summary="print a pod that asks for a file",
         description="Print the manifest of a pod that asks for a bitstream file: the resource, and"
         " the variables that name the bitstream.",
@@ -155,7 +155,7 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
     parser = _command(
         commands,
         "verify",
-        run=actions.verify,
+        run=subcommands.verify,
         summary="check files, or the whole store",
         description="Check that files are bitstreams which the plugin can use. A file that lies in"
         " a directory named by an interface id must also be what its path says, and match the"
@@ -182,7 +182,7 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
     parser = _command(
         commands,
         "install",
-        run=actions.install_file,
+        run=subcommands.install_file,
         summary="copy a file to its place in the store",
         description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, an AOCX file to"
         " <store>/<interface id>/<hash>.aocx, or an xclbin to <store>/<interface id>/<uuid>.xclbin,"
@@ -212,7 +212,7 @@ def _add_remove(commands: "Subparsers", default_store: str) -> None:
     parser = _command(
         commands,
         "remove",
-        run=actions.remove_file,
+        run=subcommands.remove_file,
         summary="take a file out of the store",
         description="Take a bitstream out of the store. Regions that are programmed with it stay as"
         " they are; containers that ask for it do not start any more.",
@@ -230,7 +230,7 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
     parser = _command(
         commands,
         "sign",
-        run=actions.sign_files,
+        run=subcommands.sign_files,
         summary="sign files, or write the store's manifest",
         description="Write FILE.sig beside each FILE: an Ed25519 signature of what is in it and of"
         " its place in the store, <interface id>/<name>. In a store the path of FILE shows the"
@@ -290,7 +290,7 @@ def _add_forget(commands: "Subparsers") -> None:
     _command(
         commands,
         "forget",
-        run=actions.forget_manifests,
+        run=subcommands.forget_manifests,
         summary="forget which signed manifests this node has seen",
         description="Forget which signed manifests this node has seen, and what they named. The"
         " plugin of this node then believes the next signed manifest, whatever its version, and"
@@ -315,7 +315,7 @@ def _named_interface(text: str) -> tuple[InterfaceId, Alias | None]:
 
 
 def _pair(text: str, parse: Callable[[str], T], *, form: str) -> tuple[T, Alias | None]:
-    """What is called something, and what; None: nothing, any more."""
+    """An id and its new name; None: the name is removed."""
     what, separator, name = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{quote(text)}: not {form}")

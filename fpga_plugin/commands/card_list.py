@@ -10,7 +10,7 @@ from typing import TypedDict
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.columns import columns
 from fpga_plugin.observability.client import ask
-from fpga_plugin.observability.node import NodeCard, NodeFacts, look
+from fpga_plugin.observability.node_facts import NodeCard, NodeFacts, look
 from fpga_plugin.settings.settings import Settings
 
 
@@ -63,7 +63,7 @@ def run_list(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def cards_elsewhere(settings: Settings) -> str:
-    """What is wrong with the settings where the plugin that runs here has cards; empty: nothing."""
+    """Why these settings show no cards where the node's plugin has some; empty: it has none."""
     try:
         has_cards = bool(ask(settings.state_dir, "GET", "/status")["cards"])
     except FpgaPluginError:

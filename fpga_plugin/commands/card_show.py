@@ -22,7 +22,7 @@ from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import AssumptionVerdict, Card, CardProblem
 from fpga_plugin.ids import CardId, functions_variable, with_name
 from fpga_plugin.observability.client import NoDaemonError, ask
-from fpga_plugin.observability.node import NodeCard, NodeFacts, function_view, look, resources
+from fpga_plugin.observability.node_facts import NodeCard, NodeFacts, function_view, look, resources
 from fpga_plugin.observability.schema import FunctionView, InspectionView
 from fpga_plugin.observability.table import functions_table, inspection_table, printable
 from fpga_plugin.settings.settings import Advertise, Settings, defaults

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fpga_plugin.errors import FpgaPluginError
 
 if TYPE_CHECKING:
-    from fpga_plugin.observability.fleet import NodeStatus
+    from fpga_plugin.observability.cluster import NodeStatus
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
 
@@ -76,7 +76,7 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 async def _ask(args: argparse.Namespace) -> "Sequence[NodeStatus]":
     from fpga_plugin.kubernetes.apiserver.rest import session
-    from fpga_plugin.observability.fleet import SELECTOR, plugins, statuses
+    from fpga_plugin.observability.cluster import SELECTOR, plugins, statuses
 
     async with session(_kubeconfig(args.kubeconfig)) as opened:
         places = await plugins(opened, args.namespace, args.selector or SELECTOR)
@@ -153,7 +153,7 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
 
 
 def _doubts(nodes: "Sequence[NodeStatus]") -> Iterator[str]:
-    """Why not all of them may be the plugin's: whoever may make pods can give them its label."""
+    """Why not all of them may be the plugin's: any pod may carry its label."""
     spaces = sorted({one.place.namespace for one in nodes})
     if len(spaces) > 1:
         yield (

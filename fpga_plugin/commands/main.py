@@ -3,8 +3,8 @@
 Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 3 `demo` has
 served a pod whose request means nothing; 75 another plugin holds the lock; 130 Ctrl-C. Each command
 imports what it needs when it runs: `run` should not pay for `demo`. Ctrl-C and a full disk are no
-defects of the plugin: they end a command with one line, not with a traceback. If whoever reads the
-output has had enough (`| head`), a command goes on without, and its exit code is its own.
+defects of the plugin: they end a command with one line, not with a traceback. If
+the reader of the output goes away (`| head`), a command goes on and keeps its exit code.
 """
 # ruff: noqa: T201  # a command prints
 
@@ -87,7 +87,7 @@ def _printed(command: Callable[[T], int], args: T) -> int:
     """
     try:
         code = command(args)
-        sys.stdout.flush()  # at exit nobody could be told
+        sys.stdout.flush()  # at exit the error could not be reported
     except OSError as error:
         # Of an open file the kernel says this without a name; files of our own that are written
         # have errors of their own.
@@ -108,7 +108,7 @@ class _Heard(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _print_for_whoever_reads() -> None:
+def _survive_a_closed_output() -> None:
     """Let a command go on whose output nobody reads any more."""
     out = sys.stdout
     if out is sys.__stdout__ and isinstance(out, io.TextIOWrapper):  # else somebody has replaced it
@@ -151,7 +151,7 @@ def _main(arguments: Sequence[str]) -> int:
     if args.command == "run":
         return _run(load_settings(os.environ))
     if not (getattr(args, "watch", False) or getattr(args, "serve", None)):  # these do not end
-        _print_for_whoever_reads()
+        _survive_a_closed_output()
     return _printed(_command, args)
 
 

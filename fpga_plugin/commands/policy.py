@@ -1,4 +1,4 @@
-"""The command line of `fpga-plugin policy`: try a policy, and make the admission policy of it.
+"""The command line of `fpga-plugin policy`: try a policy, and render it as an admission policy.
 
 Exit codes: 0 done or allowed, 1 refused or wrong, 2 usage.
 """

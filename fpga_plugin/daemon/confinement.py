@@ -1,7 +1,7 @@
 """The daemon confines itself: capabilities, Landlock, seccomp, each as far as the kernel lets it.
 
-None of them is a reason not to serve: where one cannot be had, the log, the status and the metrics
-say so, and the others hold all the same.
+The plugin serves also without one of them: the log, the status and the metrics then say so, and the
+others still apply.
 """
 
 import os
@@ -28,7 +28,7 @@ def confine(
     claims: bool = False,
     cdi_dirs: Iterable[str] = (),
 ) -> tuple[Measure, ...]:
-    """Take from this process what it does not need; call it before the first thread is made.
+    """Give up the rights that this process does not need; call it before the first thread starts.
 
     Args:
         settings: all of them.

@@ -97,7 +97,7 @@ def rules(
 
 
 def registry(settings: Settings) -> Iterator[str]:
-    """Where sockets lie by which kubelet finds a DRA driver."""
+    """The directory of the sockets by which kubelet finds a DRA driver."""
     if settings.mode is ServedApi.DRA:
         yield _driver(settings)
         yield os.path.join(settings.kubelet_root, "plugins_registry")

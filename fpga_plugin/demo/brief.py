@@ -17,8 +17,8 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
-from fpga_plugin.demo.manifest import PodManifest
 from fpga_plugin.demo.output import Lines, asks, ids, milliseconds
+from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.ids import RegionId, Resource, ResourceKind
 
 _CLOCK: Final = 10

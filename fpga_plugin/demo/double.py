@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, HeldDevices, write_checkpoint
+from fpga_plugin.demo.held_devices import UNKNOWN_NODE, HeldDevices, write_checkpoint
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
-from fpga_plugin.demo.podsapi import PodsApiDouble
+from fpga_plugin.demo.podsapi_double import PodsApiDouble
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1
@@ -87,8 +87,8 @@ class KubeletDouble(PluginManager):
         profile: what kind of kubelet it plays.
         held: what each container holds (kubelet's podDevices), by pod uid, container, resource.
         pods: the pods that were admitted and have not ended.
-        podresources_error: what PodResources answers to every call; None: what was asked for.
-        podresources_calls: how many calls of each kind it was asked.
+        podresources_error: the error that PodResources returns to every call; None: it answers.
+        podresources_calls: how many calls of each kind it got.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class KubeletDouble(PluginManager):
     async def end_pod(self, pod: DemoPod) -> None:
         """The pod has ended: Deallocate for each container and resource, where the profile has it.
 
-        A stock kubelet says nothing: it frees the devices when somebody next asks.
+        A stock kubelet makes no call: it frees the devices at the next admission or List.
         """
         self.pods.pop(pod.uid, None)
         self._statuses.forget(pod)

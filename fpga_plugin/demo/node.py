@@ -1,6 +1,6 @@
 """A node of its own for each demo: the real daemon, simulated cards, and the kubelet double.
 
-Everything lives in one temporary folder, which is removed at the end however that comes about.
+Everything lives in one temporary folder, which is removed at any end.
 Nothing else of the machine is touched or read, and no setting is taken from the environment.
 """
 
@@ -67,7 +67,7 @@ class DemoNode:
 
 
 def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
-    """Of which kinds to simulate cards: the usual one, and what the pod asks for.
+    """The interface ids of the cards to simulate: the usual one, and those that the pod asks for.
 
     A kind that the store knows nothing about is not simulated, so that a mistyped resource is what
     it would be in a cluster: one that no node has.
@@ -87,7 +87,7 @@ def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[Interfac
 
 
 def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[InterfaceId]:
-    """Those for which the store has a blank bitstream that the plugin takes."""
+    """Those for which the store has a blank bitstream that the plugin accepts."""
     found = set()
     for interface_id in kinds:
         for place in all_places(interface_id, None):
@@ -203,11 +203,9 @@ def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dic
 
 
 def _group(kind: InterfaceId, store: Store) -> str:
-    """Simulated cards of an interface id: Alveo ones where the store has xclbin files for it."""
-    alveo = any(
-        entry.interface_id == kind and entry.path.endswith(f".{XCLBIN.ending}")
-        for entry in store.list()
-    )
+    """Simulated cards of an interface id: Alveo ones where the store has xclbin files alone."""
+    paths = [entry.path for entry in store.list() if entry.interface_id == kind]
+    alveo = bool(paths) and all(path.endswith(f".{XCLBIN.ending}") for path in paths)
     return f"{CARDS}x1+alveo@{kind}" if alveo else f"{CARDS}x{REGIONS}@{kind}"
 
 

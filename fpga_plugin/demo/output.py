@@ -21,8 +21,8 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
-from fpga_plugin.demo.manifest import PodManifest
 from fpga_plugin.demo.pod import DemoContainer
+from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName
@@ -37,7 +37,7 @@ _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow"
 
 
 class Output(Protocol):
-    """Takes what the demo has to tell."""
+    """Shows what the demo does."""
 
     failed: OSError | None
     """Why nothing can be written any more."""
@@ -93,7 +93,7 @@ class Lines:
         self._width = shutil.get_terminal_size().columns if terminal else 0
 
     def write(self, line: str) -> None:
-        """A line, if the stream still takes it."""
+        """A line, if the stream still accepts it."""
         if self.failed is not None:
             return
         try:

@@ -19,7 +19,7 @@ from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
+from fpga_plugin.demo.held_devices import UNKNOWN_NODE
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
@@ -106,7 +106,7 @@ class _Waiter:
 
 
 class PluginManager(RegistrationBase):
-    """Serves `kubelet.sock` and talks to whoever registers there.
+    """Serves `kubelet.sock` and talks to the plugins that register there.
 
     Attributes:
         directory: kubelet's device plugin directory.
@@ -164,7 +164,7 @@ class PluginManager(RegistrationBase):
         self._wipe()
 
     async def restart(self) -> None:
-        """Another life: a new kubelet.sock, every other socket in the directory gone."""
+        """A new kubelet instance: a new kubelet.sock, every other socket in the directory gone."""
         await self.stop()
         await self.start()
 
@@ -234,11 +234,11 @@ class PluginManager(RegistrationBase):
                 try:
                     if waiter.predicate(devices):
                         waiter.future.set_result(devices)
-                except Exception as error:  # noqa: BLE001  # belongs to whoever waits
+                except Exception as error:  # noqa: BLE001  # belongs to the waiting task
                     waiter.future.set_exception(error)
 
     def _list_changed(self) -> None:
-        """A list was taken over; whoever keeps a checkpoint rewrites it."""
+        """A list was accepted; a subclass with a checkpoint rewrites it."""
 
     async def wait_for(
         self,

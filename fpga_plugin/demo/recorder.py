@@ -1,8 +1,8 @@
 """Watches a daemon and its kubelet, and turns what happens into events.
 
 It listens where the daemon itself does: the ledger for regions, the lists that kubelet got, the
-calls that were answered, the reports of work. Nothing here may fail: the ledger is in the middle of
-a step when it reports.
+calls that were answered, the reports of work. Nothing here may fail: the ledger reports in the
+middle of a step.
 """
 
 import time
@@ -58,17 +58,17 @@ class Recorder:
         return time.perf_counter() - self._began
 
     def watch(self, ledger: Ledger) -> None:
-        """Tell of every region, now and whenever it changes."""
+        """Report every region, now and whenever it changes."""
         self._ledger = ledger
         ledger.subscribe(self._changed)
         self._changed(None)
 
     def mute(self) -> None:
-        """Stop telling: what follows is tidying up."""
+        """Report nothing more: what follows is clean-up."""
         self._sink = None
 
     def emit(self, event: Event) -> None:
-        """Tell of something."""
+        """Report an event."""
         if isinstance(event, Failure) and event.final:
             self.failure = event
         if self._sink is not None:

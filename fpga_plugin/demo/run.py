@@ -14,7 +14,6 @@ from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.demo.brief import BriefOutput
 from fpga_plugin.demo.double import EXTENDED, STOCK, Profile
 from fpga_plugin.demo.events import Failure
-from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
     RESOURCE_PREFIX,
     XRT_RESOURCE_PREFIX,
@@ -24,10 +23,11 @@ from fpga_plugin.demo.node import (
 )
 from fpga_plugin.demo.output import JsonOutput, Output, QuietOutput, TextOutput, ids
 from fpga_plugin.demo.pod import DemoPod
+from fpga_plugin.demo.pod_manifest import ManifestError, read_manifest
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.story import Story
 from fpga_plugin.demo.words import words
-from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
+from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError, WrongImageError
 from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, TrustMode
 
 EXIT_FAILED = 1
@@ -153,8 +153,8 @@ async def _interruptible(demo: Coroutine[Any, Any, int], options: Options) -> in
 
 async def _serve(address: str, options: Options, output: Output, recorder: Recorder) -> int:
     """Until Ctrl-C."""
+    from fpga_plugin.demo.rehearsal import trouble
     from fpga_plugin.demo.serve import pods_come_and_go, to_ask, url
-    from fpga_plugin.demo.trouble import trouble
 
     store = _store(options.bitstreams)
     entries = store.list()
@@ -219,10 +219,20 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
             good = False
         warned = recorder.warnings
         output.verdict(
-            _verdict(pod, recorder.failure if not good else None, warned, real=bool(real)),
+            _verdict(
+                pod,
+                recorder.failure if not good else None,
+                warned,
+                real=bool(real) and _showed_another(recorder),
+            ),
             good=good and not warned,
         )
         return EXIT_FAILED if not good else EXIT_MEANS_NOTHING if warned else 0
+
+
+def _showed_another(recorder: Recorder) -> bool:
+    """Whether a region showed another AFU id than that of the image programmed."""
+    return any(work.report.failure == WrongImageError("").kind for work in recorder.work)
 
 
 def _names(store: Store) -> Mapping[str, str]:
@@ -235,14 +245,14 @@ def _names(store: Store) -> Mapping[str, str]:
 
 
 def _verdict(pod: DemoPod, failure: Failure | None, warned: Sequence[str], *, real: bool) -> str:
-    """What became of the pod, in a line; `real`: the store has images for real cards."""
+    """What became of the pod, in a line; `real`: it was an image for real cards that failed."""
     name = f"{pod.namespace}/{pod.name}"
     if failure is None and warned:
         return f"Served, but {name} may not have had what it means: {warned[0]}"
     if failure is None:
         return f"Served: {name} had what it asks for, and gave it back clean."
     became = f"{'Refused' if failure.status else 'Failed'}: {failure.message}"
-    if real and "was programmed" in failure.message:
+    if real:
         return f"{became}; simulated cards cannot run an image for real cards"
     return became
 

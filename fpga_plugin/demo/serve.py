@@ -2,7 +2,7 @@
 
 What is served is the plugin's own page and metrics. The pods are of a fixed cast: some load a
 bitstream of the store, some want a blank region or a whole card, and one asks for a bitstream that
-nobody has, so that a refusal can be seen.
+does not exist, so that a refusal can be seen.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _CAST: Final = ("compress", "match", "filter", "refused", "compress", "render", 
 _TEAMS: Final = ("storage", "search", "video")
 
 Tell = Callable[[str], bool]
-"""Takes a line for people; returns whether anybody still reads."""
+"""Writes a line for people; returns whether the output still has a reader."""
 
 
 class ServeError(FpgaPluginError):
@@ -86,7 +86,7 @@ def to_ask(node: DemoNode) -> str:
 async def pods_come_and_go(
     node: DemoNode, interface_id: InterfaceId, entries: Iterable[StoreEntry], tell: Tell
 ) -> None:
-    """Until it is cancelled, or nobody reads any more.
+    """Until it is cancelled, or the output has no reader.
 
     Args:
         node: it has free cards of the interface id.
@@ -142,7 +142,7 @@ class _Traffic:
     """Pods on a node; kubelet admits and ends one at a time.
 
     Attributes:
-        read: somebody still reads what is told.
+        read: the output still has a reader.
     """
 
     def __init__(self, node: DemoNode, tell: Tell) -> None:

@@ -16,11 +16,11 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
 from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
-from fpga_plugin.demo.manifest import PodManifest
 from fpga_plugin.demo.node import DemoNode
 from fpga_plugin.demo.output import Output, ids, milliseconds, short
 from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import DemoContainer
+from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.demo.words import Words, words
@@ -39,7 +39,7 @@ SETTLE_SECONDS = 30.0
 
 
 class StuckError(FpgaPluginError):
-    """The plugin did not get to where it should have."""
+    """The plugin did not reach the expected state in time."""
 
 
 class _PodFailedError(Exception):
@@ -235,9 +235,9 @@ class Story:
     # ---------------------------------------------------------------- waiting
 
     async def _until_settled(self, *, released: bool = False) -> None:
-        """The plugin has nothing left to do on any region that nobody owns.
+        """The plugin has no work left on any region without an owner.
 
-        `released`: and nobody owns any.
+        `released`: and no region has an owner.
         """
         ledger = self.node.plugin.ledger
         changed = asyncio.Event()
@@ -322,7 +322,7 @@ class Story:
         self.output.step(self.recorder.seconds, who, text, more)
 
     def _show_running(self, container: DemoContainer, text: str) -> None:
-        """That it runs, and what it sees of its devices."""
+        """Show that the container runs, and what it sees of its devices."""
         seen = [
             ids(device.container_path for device in held.response.devices)
             for held in self.node.kubelet.held.values()

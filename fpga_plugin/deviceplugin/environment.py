@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.errors import InvalidRequestError, NoSourceError
+from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import PodCgroups
 
@@ -82,9 +82,7 @@ class StockEnvironment:
         if not all(asks.same(other) for other in holders):
             asks = await self._next.find(identity, devices, holders, answer, fresh=fresh)
             container = asks.name
-        if asks.wrong is not None:
-            message, hint = asks.wrong
-            raise InvalidRequestError(message, hint=hint)
+        asks.check()
         unknown = {} if container else {k: v for one in holders for k, v in one.unknown.items()}
         return replace(identity, container=container), {**unknown, **asks.unknown, **asks.env}
 

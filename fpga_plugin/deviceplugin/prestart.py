@@ -180,11 +180,10 @@ class PreStarts:
                 ) from None
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
-            named = self._targets.named(error)
-            told = named.for_tenant()
-            self._envs.refused(identity, devices, str(told))
+            named = await self._targets.explained(error)
+            self._envs.refused(identity, devices, str(named.for_tenant()))
             self._recorder.refused(identity, devices, named)
-            raise told from error.__cause__
+            raise named from error.__cause__
         finally:
             if caller is not None:
                 caller.identity = identity

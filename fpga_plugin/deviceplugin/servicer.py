@@ -23,7 +23,7 @@ from grpclib.server import Stream
 from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.service import DevicePluginService
-from fpga_plugin.errors import InvalidRequestError
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, parse_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import WENT_AWAY, statuses
@@ -79,7 +79,7 @@ class CallObserver(Protocol):
         seconds: float,
         /,
     ) -> None:
-        """`devices` are the call's valid device ids; `message` is empty when OK."""
+        """`devices` are the call's valid ids; `message` is the operator's, and empty when OK."""
 
 
 @dataclass(slots=True)
@@ -178,7 +178,9 @@ class Servicer:
             with statuses(call.method):
                 await served
         except GRPCError as error:
-            status, message = error.status, error.message or ""
+            known = error.__cause__
+            operators = isinstance(known, FpgaPluginError)
+            status, message = error.status, str(known) if operators else error.message or ""
             raise
         except asyncio.CancelledError:
             # Kubelet gave up or went away, or this endpoint ends. No one reads an answer.

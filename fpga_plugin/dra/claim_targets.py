@@ -86,9 +86,7 @@ class ClaimTargets:
             devices = [one for one in claim.devices if one.request in names]
             if not devices:
                 continue
-            if container.wrong is not None:
-                message, hint = container.wrong
-                raise InvalidRequestError(message, hint=hint)
+            container.check()
             identity = Identity(
                 pod=claim.pod and claim.pod[1],
                 container=container.name,

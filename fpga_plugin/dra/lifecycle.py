@@ -234,7 +234,7 @@ class ClaimLifecycle:
                 late = loop.time() + FIRST_RETRY + wait >= deadline
                 if late or work.ended or not isinstance(error, _PASSING):
                     log.warning("claim not prepared", **ref.logged, error=str(error))
-                    raise self._targets.named(error) from error.__cause__
+                    raise await self._targets.explained(error) from error.__cause__
                 if isinstance(error, DeviceOwnedError) and error.owner is not None:
                     self._ends.doubted(error.owner)
             except Exception as error:

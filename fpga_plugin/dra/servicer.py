@@ -226,21 +226,21 @@ async def _served(
 ) -> tuple[Any, str]:
     """A claim's answer, or why there is none; logged, and told to `refused`."""
     started = time.monotonic()
-    problem, answer, ref = "", None, None
+    problem, logged, answer, ref = "", "", None, None
     try:
         ref = _parsed(claim)
         answer = await serve(ref)
     except FpgaPluginError as error:
-        problem = str(error.for_tenant())
+        problem, logged = str(error.for_tenant()), str(error)
         if ref is not None:
             refused(ref, error)
     except Exception:  # noqa: BLE001  # of one claim: the others are answered
         _log.exception("unexpected error in a call", method=method)
-        problem = f"{method} failed: see the log of fpga-plugin"
+        problem = logged = f"{method} failed: see the log of fpga-plugin"
     seconds = round(time.monotonic() - started, 6)
     named = {} if ref is None else ref.logged
     if problem:
-        _log.warning("claim refused", method=method, **named, message=problem, seconds=seconds)
+        _log.warning("claim refused", method=method, **named, message=logged, seconds=seconds)
     else:
         _log.info("claim served", method=method, **named, seconds=seconds)
     return answer, problem

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.Enum):
-    """What a fault allows the plugin to do about it; each value says that in a word."""
+    """What the plugin may do about a fault; each value is the word for it."""
 
     POISONED = "rebind"
     """A failed PR left the region so that every later one fails. A rebind of the card's driver
@@ -25,15 +25,22 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a region must not be given to anybody.
+    """Why a region must not be given to any pod.
 
     Attributes:
         kind: what the plugin may do about it.
         message: what the hardware says, for people (`thermal: AP6 has shut down region ...`).
+        hint: what the node's operator can do; empty: docs/runbook.md has it.
     """
 
     kind: FaultKind
     message: str
+    hint: str = ""
+
+    @property
+    def told(self) -> str:
+        """Message and hint, for the operator."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
     @property
     def stops_work(self) -> bool:

@@ -79,9 +79,12 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
+        untested: what the plugin does with such cards that nobody has seen on one, for people.
         vendor: of the card in a word, as `intel`.
+        vendor_resource: the resource by which the vendor's own device plugin gives such cards out;
+            empty where there is none.
         model: the product's name, where it is known.
-        serial: the board's serial number, where its drivers tell.
+        serial: the board's serial number, where its drivers show it.
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
             regions away for seconds: while nobody waits for one, and never in a PreStart.
         takes: the kind of image that its driver programs.
@@ -105,11 +108,13 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
+    untested: str = ""
     vendor: str = ""
     model: str = ""
     serial: str = ""
     resets: bool = False
     owner_loads: bool = False
+    vendor_resource: str = ""
     takes: type[Image] = RawImage
     guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)
@@ -120,7 +125,7 @@ class Card:
 
     @property
     def never_cleared(self) -> bool:
-        """Whether nobody clears its on-card memory, or a part of it, between two owners."""
+        """Whether its on-card memory, or a part of it, stays uncleared between two owners."""
         return not self.clears_memory or self.some_memory_stays
 
     @property

@@ -66,7 +66,7 @@ class UdevEvents:
         """Begin to call `changed` on the running loop.
 
         Raises:
-            HardwareError: libudev or the kernel's events are not to be had.
+            HardwareError: libudev or the kernel's events are not available.
         """
         monitor = _monitor()
         self._changed = changed
@@ -126,7 +126,7 @@ class UdevEvents:
         return self._card_of(functions[-1][1], path[: functions[-1].end()])
 
     def _card_of(self, function: str, path: str) -> PciAddress | None:
-        """The physical function behind a function; None when that can no longer be told."""
+        """The physical function behind a function; None when that is no longer known."""
         directory = f"{self._sysfs_root}{path}"
         try:
             return PciAddress.parse(os.path.basename(os.readlink(f"{directory}/physfn")))
@@ -135,7 +135,7 @@ class UdevEvents:
 
 
 def _ignore(card: CardId | None) -> None:
-    """What is called before the start and after the end."""
+    """Stands in for `changed` before the start and after the end."""
 
 
 def _monitor() -> Any:

@@ -4,8 +4,8 @@
     life      is it the file that was made then, and not a later one under the same name?
     version   is it the same file with the same content and the same permissions?
 
-A file system may give the inode number of a removed file to the next one, which a life and a
-version tell by the time of the inode's last change.
+A file system may give the inode number of a removed file to the next one, so a life and a
+version also contain the time of the inode's last change.
 """
 
 import os
@@ -23,7 +23,7 @@ def inode_of(found: os.stat_result) -> Inode:
 
 
 def inode_at(path: str) -> Inode | None:
-    """Those of what a path leads to; None where there is nothing, or it cannot be told."""
+    """Those of the file at a path; None where there is none, or it cannot be read."""
     try:
         return inode_of(os.stat(path))
     except OSError:

@@ -51,8 +51,8 @@ def read_file(path: str, kind: FollowedKind[T], *, guarded: bool) -> tuple[T, Ve
     Args:
         path: of the file.
         kind: what it is.
-        guarded: refuse one that others than root and this process's user may write: whoever writes
-            it decides what other pods get.
+        guarded: refuse one that others than root and this process's user may write: its writer
+            decides what other pods get.
 
     Raises:
         FpgaPluginError: it cannot be read, or is wrong (`FollowedKind.error`).
@@ -78,7 +78,7 @@ class FollowedFile(ABC, Generic[T]):
     Args:
         path: of the file; absolute.
         kind: what it is.
-        guarded: take no version that others may write.
+        guarded: accept no version that others may write.
         otherwise: what is in force where the first version is wrong; None: that is an error.
 
     Attributes:
@@ -189,16 +189,16 @@ class FollowedFile(ABC, Generic[T]):
                 self._changed.set()
 
     def look(self, look: Look) -> None:
-        """What is watched (`host.watcher.Target`)."""
+        """What is watched (`host.watcher.WatchTarget`)."""
         directory, name = os.path.split(self.path)
         resolved, found = look.inside(directory, re.compile(re.escape(name)))
         for file in found:
             look.file(resolved, file, file)
 
     def changed(self, _reported: str | None) -> None:
-        """The file may be another one (`host.watcher.Target`)."""
+        """The file may be another one (`host.watcher.WatchTarget`)."""
         self._changed.set()
 
     @abstractmethod
     def unwatched(self, error: OSError) -> None:
-        """Say that changes are not noticed (`host.watcher.Target`)."""
+        """Say that changes are not noticed (`host.watcher.WatchTarget`)."""

@@ -33,7 +33,7 @@ class Buckets:
     """How often something took how long, for one combination of labels.
 
     Attributes:
-        counts: how many fell into each bucket, the last of which has no upper bound.
+        counts: how many fell into each bucket; the last one has no upper bound.
         total: sum of the times in seconds.
     """
 

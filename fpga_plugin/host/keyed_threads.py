@@ -1,8 +1,9 @@
 """Threads for calls that may never return, so that a call that hangs holds up no other.
 
 A read of a file system whose server is gone does not end, nor does one of a card that does not
-answer; no thread can be ended from outside. All share asyncio's own threads, which are few, and the
-end of the process waits for them. So reads of anything foreign, a store or a card, run here:
+answer, and no thread can be ended from outside. asyncio's own threads are few, everything shares
+them, and the end of the process waits for them. So reads of anything foreign, a store or a card,
+run here:
 
 - each thread is used for one call, and the end of the process does not wait for it;
 - calls of one key (a file, a card) come one after the other, so a key that hangs takes one thread;
@@ -23,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class LateError(Exception):
-    """A call did not end in time. Whoever calls says it in his own words.
+    """A call did not end in time. The caller reports it in its own words.
 
     Attributes:
         seconds: since the oldest of those calls began that this one waits for.
@@ -188,7 +189,7 @@ class KeyedThreads(Generic[K]):
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         result: asyncio.Future[T] = loop.create_future()
-        # What nobody waits for any more may fail unheard.
+        # A call that no task waits for any more may fail silently.
         result.add_done_callback(lambda done: done.cancelled() or done.exception())
 
         def tell(value: T | None, error: BaseException | None) -> None:
@@ -203,7 +204,7 @@ class KeyedThreads(Generic[K]):
             failed: BaseException | None = None
             try:
                 value = function()
-            except BaseException as error:  # noqa: BLE001  # whoever waits gets it
+            except BaseException as error:  # noqa: BLE001  # the waiting task gets it
                 failed = error
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(tell, value, failed)

@@ -1,7 +1,7 @@
 """How much memory this process may have: its control group's limit, else the machine's memory.
 
-What goes beyond the limit of its pod ends the plugin, at each start again. So what may be large
-looks here before it takes memory.
+A plugin that exceeds its pod's limit is killed, again at each start. So code that may need much
+memory asks here first.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ class TokenBucket:
         self._tokens, self._at = float(burst), clock()
 
     def may(self) -> bool:
-        """Whether one may happen now."""
+        """Whether one more may happen now."""
         return self._level(self._clock()) >= 1
 
     def take(self) -> None:

@@ -1,6 +1,6 @@
 """JSON without what two readers may understand differently: a name that is there twice, or a NaN.
 
-msgspec, which reads everything else here, takes the last of two equal names without a word.
+msgspec, which reads everything else here, keeps the last of two equal names and reports no error.
 """
 
 import json

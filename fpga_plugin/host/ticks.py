@@ -1,8 +1,8 @@
 """Looks at what no event reports, all at the same instants: an idle process is woken once for all.
 
-A part that looks every 30 s at its own instant wakes the process at that instant. So all count from
-the same one, when the first of them began, which is when the process did. What is due every
-30 s and what is due every 60 s come together, one time out of two.
+A part that looks every 30 s at its own instant wakes the process at that instant. So all parts
+count from the same instant, the start of the process: of looks every 30 s, each second one
+coincides with a look that is due every 60 s.
 """
 
 import asyncio

@@ -1,14 +1,13 @@
 """Files that much depends on, opened so that nothing else can be meant by them.
 
 They are bitstreams, manifests, signatures, keys, the policy and the credentials for the API server.
-Whoever may write a bitstream's file may run what he likes beside other tenants' memory, and who may
-write the policy decides who may; and a directory may hold links, fifos, device nodes and files that
-are still being copied. So a file is looked at before it is opened for reading (O_PATH: no fifo
-waits for its writer, no device notices), what was looked at and what is read is the same inode, and
-that inode must lie where it should, be a regular file, and be writable by nobody but root and the
-plugin's own user. The same must hold for every directory in which the kernel looks up a name on the
-way to it, links followed: who may rename there puts another file, or none, in its place. All of it
-blocks.
+A writer of bitstreams may run any image beside other tenants' memory, and a writer of the policy
+decides who may. A directory may hold links, fifos, device nodes and files that are still being
+copied. So a file is looked at before it is opened for reading (O_PATH: no fifo waits for its
+writer, no device notices). What is read is the inode that was looked at. It must lie where it
+should, be a regular file, and be writable only by root and the plugin's own user. The same must
+hold for every directory in which the kernel looks up a name on the way to it, links followed: a
+user who may rename there puts another file, or none, in its place. All of it blocks.
 """
 
 import contextlib

@@ -140,7 +140,7 @@ def hint_for(error: OSError) -> str:
 
 
 class WatchTarget(Protocol):
-    """What is watched, and who is told."""
+    """What is watched, and what a change calls."""
 
     def look(self, look: Look) -> None:
         """Name the directories and files that matter now; called in a thread."""
@@ -177,7 +177,7 @@ class Watcher:
         """Watch nothing yet.
 
         Args:
-            target: what is watched, and who is told.
+            target: what is watched, and what a change calls.
             name: of the thread and the task.
             recheck: seconds between two looks where inotify says nothing.
             retry: the same while something could not be watched; None: `recheck`.
@@ -255,7 +255,7 @@ class Watcher:
             different = {name for name in before | now if before.get(name) != now.get(name)}
             for name in sorted(different):
                 self._tell(name)
-        elif self._ready.is_set():  # whoever waited for that has looked before us
+        elif self._ready.is_set():  # the task that waited for that has looked before us
             self._tell(None)
         if (refused := look.unwatched or look.unlisted) is None:
             self._problem = ""

@@ -1,4 +1,4 @@
-"""Whether a pod still has processes, told by its cgroup.
+"""Whether a pod still has processes, by its cgroup.
 
 Kubelet can lose sight of a pod that still runs (a force delete does that), so its word alone does
 not show that nobody has the region open or mapped. The pod's cgroup does: kubelet makes it before
@@ -17,7 +17,7 @@ that it is gone only where it was seen in one before, or where one of them is kn
 the plugin's own pod, or one that kubelet runs, is in it. Otherwise the answer is UNKNOWN.
 
 How it is asked: `cgroup.events` (v2) and `pids.current` (the pids controller of v1) count the whole
-subtree, whoever reads them. v1's `cgroup.procs` is not like that: it leaves out processes of other
+subtree for every reader. v1's `cgroup.procs` is not like that: it leaves out processes of other
 pid namespaces (kernel/cgroup/cgroup-v1.c, pidlist_array_load; seen on Linux 6.18), so in a plugin
 without hostPID every other pod's looks empty. A pid in it proves life; its emptiness proves nothing
 unless we are in the initial pid namespace.
@@ -64,7 +64,7 @@ _LEVELS: Final = 6
 """How far below a hierarchy's top `kubepods` is looked for: a cgroup root of five parts."""
 
 _KEPT_PODS: Final = 1024
-"""Pods of which is remembered where they were seen; kubelet runs 110 unless told otherwise."""
+"""Pods whose place is remembered; kubelet runs 110 by default."""
 
 _MAX_LISTED: Final = 4096
 """Directories that the search lists before it gives up."""

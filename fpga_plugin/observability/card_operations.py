@@ -7,8 +7,8 @@ from fpga_plugin.cards.byhand import Programmed
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, UnknownDeviceError, quote
 from fpga_plugin.hardware.model import Card, Readings
 from fpga_plugin.ids import CardId
-from fpga_plugin.observability.node import function_view
-from fpga_plugin.observability.owners import by_device, who
+from fpga_plugin.observability.device_owners import by_device, who
+from fpga_plugin.observability.node_facts import function_view
 from fpga_plugin.observability.schema import (
     CardStateView,
     InspectionView,

@@ -1,11 +1,12 @@
 """The cards and regions as of now: status, page and metrics show what stands here.
 
-Pods' names are foreign text: whoever shows them makes them safe for a terminal or a page.
+Pods' names are foreign text: the code that shows them makes them safe for a terminal or a page.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.exposure import memory_state
 from fpga_plugin.allocation.journal.records import Allocation, Condition, DebugHold, RegionRecord
 from fpga_plugin.allocation.names import card_of
@@ -13,7 +14,7 @@ from fpga_plugin.allocation.obstacles import FAILED, Obstacle, ObstacleKind, Sto
 from fpga_plugin.cards import functions
 from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
-from fpga_plugin.observability.owners import by_device, who
+from fpga_plugin.observability.device_owners import by_device, who
 from fpga_plugin.observability.schema import (
     CardView,
     ClockView,
@@ -99,6 +100,7 @@ class _Cards:
             "memory": ""
             if card is None
             else memory_state(card, pending=card_id in ledger.memory_clear_pending),
+            "untested": "" if card is None else card.untested,
             "iommu": "" if card is None else card.iommu.value,
             "note": note,
             "passing": passing,
@@ -138,7 +140,7 @@ class _Cards:
         return "; ".join(notes)
 
     def _passing(self, card_id: CardId, card: Card | None) -> str:
-        """What nobody has to do anything about: it passes by itself."""
+        """What needs no action: it passes by itself."""
         if card is None:
             return ""
         notes = self._obstacles(card_id, _PASSING)
@@ -147,7 +149,7 @@ class _Cards:
         return "; ".join(notes)
 
     def _obstacles(self, card_id: CardId, kinds: frozenset[ObstacleKind]) -> list[str]:
-        """Those of some kinds, in their words."""
+        """The obstacles of some kinds, as text."""
         return [one.message for one in self._ledger.obstacles.of(card_id) if one.kind in kinds]
 
     def _memory_waits_for(self, card_id: CardId) -> str:
@@ -166,7 +168,7 @@ class _Cards:
         record = ledger.record(region.id)
         allocation = ledger.region_allocation(region.id)
         obstacles = list(ledger.obstacles.of(region.id))
-        kept = ledger.debug_hold(region.id)
+        kept = debug_holds.in_force(ledger, region.id)
         device = self._device(region, allocation)
         free = allocation is None
         stopped = ledger.obstacles.first(device, Stops.OFFER if free else Stops.OWNER)
@@ -212,7 +214,7 @@ class _Cards:
 
         Each thing once: not what the card's row says, nor what the condition says.
         """
-        if cause := next((one.cause for one in obstacles if one.cause), ""):
+        if cause := next((one.told for one in obstacles if one.cause), ""):
             return cause
         reason = record.reason
         if record.condition is Condition.DIRTY:

@@ -1,6 +1,6 @@
 """What the store has, for people: each bitstream's name, size, and whether it would be programmed.
 
-The store is read in a thread, at most every `FRESH` seconds, and nobody who looks waits longer than
+The store is read in a thread, at most every `FRESH` seconds. No caller waits longer than
 `WAIT_SECONDS` for it: a store that hangs costs its names, not the status.
 """
 
@@ -112,7 +112,7 @@ def _names(entries: Sequence[StoreEntry], aliases: _Aliases) -> Mapping[str, str
 
 
 def _name(entry: StoreEntry, aliases: _Aliases) -> str:
-    """What the manifest calls it; else in quotes its title, which nobody can ask for it by.
+    """Its name in the manifest; else its title in quotes, by which no pod can ask for it.
 
     The title is its accelerator's name in the file: who built that chose it.
     """

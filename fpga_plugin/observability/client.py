@@ -34,7 +34,7 @@ def ask(state_dir: str, method: str, path: str, body: object = None) -> Any:
 
     Raises:
         NoDaemonError: none runs, or this user may not ask it.
-        RefusedError: it refused; with its message.
+        RefusedError: it refused; the message is its own.
     """
     import http.client  # with email: nothing that the daemon needs
 

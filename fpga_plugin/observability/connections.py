@@ -1,6 +1,6 @@
-"""Who is connected to a listener, and who has to go when there are too many.
+"""The connections of a listener, and which of them end when there are too many.
 
-Whoever probes the plugin may share an address with somebody who floods it, so a new connection is
+A prober of the plugin may share an address with a client that floods it, so a new connection is
 never refused: room is made for it. The oldest connection whose request is not complete goes first:
 an honest client sends its request at once. Next goes the oldest that does not take its answer, and
 only then one that is being answered. One address may have half of the connections, so that a flood
@@ -23,7 +23,7 @@ MAX_CONNECTIONS: Final = 256
 
 MAX_FROM_ONE: Final = 128
 """At a time from one address. A request that comes with its connection is read within four turns of
-asyncio's loop, each of which accepts 16 more: an honest client is past its request before a flood
+asyncio's loop, and each turn accepts 16 more: an honest client is past its request before a flood
 from its own address makes it the oldest."""
 
 MAX_UNREAD: Final = 16 << 20

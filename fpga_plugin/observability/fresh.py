@@ -1,4 +1,4 @@
-"""What is slow to learn and asked for by many: learned now and then, by one of them at a time."""
+"""An answer that is slow to get and that many want: one caller at a time fetches it."""
 
 import asyncio
 import time
@@ -13,8 +13,8 @@ class Fresh(Generic[T]):
 
     Args:
         first: what there is before the first answer.
-        seconds: for how long nobody asks again.
-        wait: how long whoever wants it waits for a newer one; None: until it is there.
+        seconds: how long an answer is used before it is fetched again.
+        wait: how long a caller waits for a newer one; None: until it is there.
     """
 
     def __init__(self, first: T, *, seconds: float, wait: float | None = None) -> None:
@@ -24,7 +24,7 @@ class Fresh(Generic[T]):
         self._asking: asyncio.Task[None] | None = None
 
     async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer, new or `seconds` old; who goes away meanwhile ends nobody else's wait."""
+        """The answer, new or `seconds` old; a caller that leaves ends no other's wait."""
         if self._asking is None and time.monotonic() - self._asked_at >= self._seconds:
             self._asking = asyncio.create_task(self._ask(ask))
         if (asking := self._asking) is not None:

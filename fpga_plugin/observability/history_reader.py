@@ -75,14 +75,14 @@ class HistoryReader:
         return self._used
 
     async def _entries(self, most: int | None) -> Sequence[Entry]:
-        """The newest ones, or all; one reading at a time, and all of them are kept for a moment."""
+        """The newest entries, or all; one read at a time, and all entries are kept for a moment."""
         async with self._turn:
             if self._kept is not None:
                 return self._kept
             try:
                 entries = await self._threads.run("", lambda: self._read(most), seconds=LATE)
             except LateError:
-                return []  # whoever writes there reports it
+                return []  # the history's writer reports it
             if most is None:
                 self._kept = entries
                 asyncio.get_running_loop().call_later(KEPT, self._forget)

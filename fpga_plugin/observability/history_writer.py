@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.history import WORDS, Entry, HistoryEvent, HistoryKind
 from fpga_plugin.allocation.journal.journal import Journal
 from fpga_plugin.allocation.journal.records import Allocation
@@ -22,7 +23,7 @@ from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName, PodUid
-from fpga_plugin.observability.owners import Use, by_device
+from fpga_plugin.observability.device_owners import Use, by_device
 
 log = structlog.get_logger()
 
@@ -66,7 +67,7 @@ class HistoryWriter:
         self._allocations: dict[CardId, dict[DeviceId, Allocation]] = {}
         self._owners: dict[CardId, dict[DeviceId, Use]] = {}
         self._refused: dict[RegionId, str] = {}
-        self._kept = {region for region in ledger.debug_holds if ledger.debug_hold(region)}
+        self._kept = {one.region for one in debug_holds.all_in_force(ledger)}
         claims = by_device(ledger)
         for allocation in ledger.allocations.values():
             self._allocations.setdefault(card_of(allocation.device), {})[allocation.device] = (
@@ -124,17 +125,16 @@ class HistoryWriter:
         else:
             self._allocations.pop(card, None)
             self._owners.pop(card, None)
-        self._changed_kept(card, now)
+        self._changed_kept(now)
 
-    def _changed_kept(self, card: CardId, now: float) -> None:
-        """Regions of a card may be kept for debugging, or no longer."""
-        kept = [one for one in self._ledger.debug_holds_on(card) if one.until]
+    def _changed_kept(self, now: float) -> None:
+        """Regions may be kept for debugging, or no longer."""
+        kept = debug_holds.all_in_force(self._ledger)
         for one in kept:
             if one.region not in self._kept:
                 event = HistoryEvent(at=now, pod=one.pod, words=one.failure[:WORDS])
                 self._note(one.region, HistoryKind.KEPT, event)
-        self._kept = {region for region in self._kept if card_of(region) != card}
-        self._kept |= {one.region for one in kept}
+        self._kept = {one.region for one in kept}
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared."""

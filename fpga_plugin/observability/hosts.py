@@ -1,6 +1,6 @@
 """Which names the HTTP server answers to.
 
-A web page that somebody opens on a machine which reaches the node can have its own name resolve to
+A web page that is open on a machine which reaches the node can have its own name resolve to
 the node's address and then read what is served there, since its browser takes both for one site
 (DNS rebinding). The browser still sends the page's name as Host. So only names are answered that no
 stranger can own: addresses, names of one label, names under domains that are not delegated on the

@@ -1,6 +1,6 @@
 """A small HTTP server on asyncio: one request a connection, a TCP address or a unix socket.
 
-The standard library's server polls twice a second and takes a thread a connection; frameworks cost
+The standard library's server polls twice a second and needs a thread a connection; frameworks cost
 more memory than the rest of the plugin. h11 parses, so that what a hostile client sends is judged
 by code that was written for it. Request, time and number of connections are bounded: a client that
 is slow, or many of them, can only harm each other (`connections` reports who goes).

@@ -75,7 +75,7 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
     ),
     (
         "memory_never_cleared",
-        "Whether a card has on-card memory that nobody clears between two tenants.",
+        "Whether a card has on-card memory that is not cleared between two tenants.",
         lambda _, card: card["memory"] == NEVER_CLEARED,
     ),
 )
@@ -100,7 +100,7 @@ def exposition(
 
 
 class _Collected:
-    """What the library's writers take for a registry."""
+    """A registry, as the library's writers expect it."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

@@ -15,7 +15,7 @@ from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.ids import is_device_id, ours
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.pod import PodSourceError
-from fpga_plugin.observability.node import NodeCard, look, resources
+from fpga_plugin.observability.node_facts import NodeCard, look, resources
 from fpga_plugin.settings.settings import Advertise, Settings
 
 log = structlog.get_logger()

@@ -171,7 +171,7 @@ def _colour(card: CardView, region: RegionView) -> str:
 
 
 def _commands(words: str) -> Markup:
-    """Words with commands between backquotes; whoever else writes some gets no more than that."""
+    """Text with commands between backquotes; foreign text gets no other markup."""
     escaped = str(escape(printable(words)))  # of a Markup, `sub` would escape what it puts in
     return Markup(_QUOTED.sub(r"<code>\1</code>", escaped))  # noqa: S704  # escaped before
 

@@ -1,4 +1,4 @@
-"""Answers that anybody on the network may ask for, each rendered at most once a second.
+"""Answers that any client on the network may ask for, each rendered at most once a second.
 
 Metrics and status of a large node cost the event loop some 60 ms, and kubelet's calls wait for it.
 Without this, 120 connections that ask again and again stretch Allocate to seconds.
@@ -42,7 +42,7 @@ class Rendered:
             if left > 0:
                 await asyncio.sleep(left)
             self._kept = None
-            self._began = time.monotonic()  # counts even if whoever asked goes away now
+            self._began = time.monotonic()  # counts even if the client goes away now
             response = await render()
             self._began = time.monotonic()
             self._kept = words, response

@@ -1,6 +1,6 @@
 """The routes of the HTTP server, on the TCP address and on the local socket.
 
-What TCP serves changes nothing: anybody who reaches the node's address may ask, by a name that is
+What TCP serves changes nothing. Any client that reaches the node's address may ask, by a name of
 the node's (`hosts`), and gets what is rendered at most once a second (`rendered`). Requests that
 change something are served on the local socket alone, which only its owner may open. So are
 kubelet's probes, so that no flood of others can delay them.
@@ -152,7 +152,7 @@ class Routes:
 
 
 def _shared(answer: Handler) -> Handler:
-    """Each kind has its second for itself: somebody who searches keeps no scraper waiting."""
+    """Each kind has its second for itself: a user who searches keeps no scraper waiting."""
     searched, newer_format, usual = Rendered(), Rendered(), Rendered()
 
     async def answered(request: Request) -> Response:

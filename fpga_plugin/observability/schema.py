@@ -82,8 +82,8 @@ class CardView(TypedDict):
 
     `passing` is what passes by itself. `memory` is `cleared`, `not cleared yet` or `never cleared`,
     `iommu` is `translate`, `shared`, `identity`, `none` or `unknown`; both are empty where the card
-    is gone. `interface_alias` is what the store's manifest calls the interface id, empty for
-    nothing.
+    is gone. `untested` is what the plugin does with such a card that nobody has seen on hardware,
+    `interface_alias` what the store's manifest calls the interface id; both are empty for nothing.
     """
 
     card: str
@@ -95,6 +95,7 @@ class CardView(TypedDict):
     mode: str
     drained: bool
     memory: str
+    untested: NotRequired[str]
     iommu: str
     note: str
     passing: NotRequired[str]

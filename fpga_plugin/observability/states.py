@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ShownState:
-    """A state that somebody may look up.
+    """A state that an operator may look up.
 
     Attributes:
         word: as it is shown.

@@ -84,7 +84,7 @@ class StatusContext:
     _readings: Fresh[Mapping[CardId, Readings]] = field(
         default_factory=lambda: Fresh({}, seconds=FRESH), init=False
     )
-    # Nobody's but ours: sensors are slow.
+    # Threads of its own: sensors are slow.
     _reads: CardReads = field(default_factory=CardReads, init=False)
 
     def __post_init__(self) -> None:

@@ -98,7 +98,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT, part: bool = False) -> s
 
 
 def _trouble(status: StatusView) -> list[str]:
-    """How much of the node needs somebody, in one line; a plugin that starts cannot tell."""
+    """How much of the node needs an operator, in one line; unknown while the plugin starts."""
     words = [one.words for one in troubles(status)]
     if not words and status["ready"]:
         words.append("no trouble")
@@ -209,6 +209,8 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
         facts.append(f"NUMA {card['numa_node']}")
     if card["memory"]:
         facts.append(f"memory: {card['memory']}")
+    if untested := card.get("untested"):
+        facts.append(untested)
     if card["iommu"]:
         facts.append(f"IOMMU: {card['iommu']}")
     for form, values in (("{:.0f} C", card["temperatures"]), ("{:.1f} W", card["power"])):
@@ -355,7 +357,8 @@ def _refusals(refusals: Sequence[RefusalView], now: float, width: int) -> list[s
     for one in waiting:
         lines += [*_head(one, now, width), *_message(one, width)]
     if over:
-        lines += ["  over: `fpga-plugin status --history` has the reasons"]
+        # Not --history: it has what concerns a region, and the last of each.
+        lines += ["  over: `fpga-plugin status --json` has the reasons"]
         lines += [line for one in over for line in _head(one, now, width)]
     return lines
 

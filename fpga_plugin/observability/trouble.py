@@ -1,4 +1,4 @@
-"""What of a node needs somebody: the same words in table, page and exit code."""
+"""What on a node needs an operator: the same words in table, page and exit code."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -46,12 +46,12 @@ def troubles(status: StatusView) -> list[Trouble]:
 
 
 def needs_somebody(status: StatusView) -> bool:
-    """Whether pods do not get what they could have until somebody acts."""
+    """Whether pods lack devices that they could have if an operator acted."""
     return not status["ready"] or any(one.urgent for one in troubles(status))
 
 
 URGENT: Final = frozenset({"faulted", "refused", "unusable"})
-"""States of a region that need somebody."""
+"""States of a region that need an operator."""
 
 
 def states_of(card: CardView, region: RegionView) -> list[str]:

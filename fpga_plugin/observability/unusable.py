@@ -1,4 +1,4 @@
-"""Free regions that no pod can be given until somebody acts, and why: an empty store above all.
+"""Free regions that no pod can be given until an operator acts, and why: an empty store above all.
 
 Not among them: regions that failed (`failed`), that an operator took out of service or refuses by a
 setting of exposure, that are kept for debugging, and those whose scrub is under way or waits for a
@@ -25,7 +25,7 @@ class Unusable(Enum):
 
 
 def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | None:
-    """Why nobody can be given a free region; None where somebody can, or it has another state."""
+    """Why a free region cannot be given to any pod; None where it can, or it is not free."""
     ledger = plugin.ledger
     card = ledger.cards.get(region.card)
     if card is None or _has_another_state(ledger, card, region):
@@ -43,7 +43,7 @@ def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | N
 
 
 def _has_another_state(ledger: Ledger, card: Card, region: Region) -> bool:
-    """Whether it is owned, drained, kept or failed, or its card is given to nobody on purpose."""
+    """Whether it is owned, drained, kept or failed, or its card is withheld on purpose."""
     return (
         ledger.region_allocation(region.id) is not None
         or card.id in ledger.drained

@@ -1,7 +1,7 @@
 """The running daemon's status: who has what (`schema.StatusView`).
 
-Pods' names and messages are foreign text. Their number is bounded here; whoever shows them makes
-them safe for a terminal or a page.
+Pods' names and messages are foreign text. Their number is bounded here; the code that shows
+them makes them safe for a terminal or a page.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.observability.cards import look
+from fpga_plugin.observability.device_owners import UNKNOWN
 from fpga_plugin.observability.health import not_ready
-from fpga_plugin.observability.owners import UNKNOWN
 from fpga_plugin.observability.refusals import Refusal, Refusals
 from fpga_plugin.observability.schema import (
     BitstreamView,
@@ -91,7 +91,7 @@ async def view(context: StatusContext) -> StatusView:
 
 
 def _failed(card: CardView) -> int:
-    """Regions that nobody can use before somebody mends them; a card that is gone counts as one."""
+    """Regions that no pod can use before a repair; a card that is gone counts as one."""
     if not card["present"]:
         return 1
     return sum(region["failed"] for region in card["regions"])

@@ -75,7 +75,7 @@ class PolicyFile(FollowedFile[Policy]):
         log.exception("the policy file cannot be followed", file=self.path)  # noqa: LOG004  # in a handler
 
     def unwatched(self, error: OSError) -> None:
-        """Say that changes are not noticed (`host.watcher.Target`)."""
+        """Say that changes are not noticed (`host.watcher.WatchTarget`)."""
         log.warning(
             "the policy file is not watched: a change is seen at the next PreStart",
             file=self.path,

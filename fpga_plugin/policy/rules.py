@@ -1,4 +1,4 @@
-"""The policy as a value: an ordered list of rules, of which the first that matches decides.
+"""The policy as a value: an ordered list of rules; the first that matches decides.
 
 The language is small so that the very same decisions can be made by CEL in the API server
 (`policy.admission`): exact ids and words everywhere, and one kind of pattern, `*` in the names of

@@ -12,15 +12,13 @@ _INTRODUCTION = f"""\
 
 # Configuration
 
-Every setting of `fpga-plugin run` is an environment variable. All of them are read and checked
-once, at the start.
+Every setting of `fpga-plugin run` is an environment variable. The plugin reads and checks all of
+them once, at the start.
 
-- A wrong value stops the start with exit code 2 and a message that names every wrong variable, its
-  value and what is allowed.
+- A wrong value stops the start with exit code 2 and a message that names every wrong variable.
 - An unknown variable whose name begins with `{PREFIX}` is logged as a warning and has no effect.
-  Variables that Kubernetes makes of a Service called `fpga-plugin` are not taken for settings.
 - An empty value counts as unset, except where the table says what empty means.
-- Values are taken exactly as written: a line break or a blank at the end is part of the value.
+- Values count exactly as written: a line break or a blank at the end is part of the value.
 
 """
 

@@ -1,4 +1,4 @@
-"""The variables that kubelet makes of Services: they can begin like ours and say nothing to us.
+"""The variables that kubelet makes of Services: their names may look like settings.
 
 Kubelet gives every container variables of the Services in its namespace, unless the pod's
 `enableServiceLinks` is false; those of a Service that is called `fpga...` begin with `FPGA`

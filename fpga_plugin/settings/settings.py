@@ -2,7 +2,7 @@
 
 The fields of `Settings` are the table: each carries its variable's name, its default, the parser,
 what is allowed and what it means. Validation, `fpga-plugin run --help` and `docs/configuration.md`
-(both by way of `config_docs`) come from it, so they cannot differ.
+(both by way of `settings.docs`) come from it, so they cannot differ.
 
 An empty value counts as unset, as a template leaves it; only where the table says what empty means
 (it switches something off) does it mean that.
@@ -184,8 +184,7 @@ class Settings:
         choice(ServedApi),
         allowed_words(ServedApi),
         "Which API gives pods devices: the device plugin API, or Dynamic Resource Allocation"
-        " (docs/dra.md). A node serves one of them. Pods keep what they have by the other until"
-        " they end.",
+        " (docs/dra.md). A node serves one of them.",
     )
     resource_prefix: str = _setting(
         "FPGA_PLUGIN_RESOURCE_PREFIX",
@@ -193,44 +192,48 @@ class Settings:
         parse_resource_prefix,
         "a DNS subdomain in lower case",
         "Domain of the resources: `<prefix>/region-<interface id>` for a region, "
-        "`<prefix>/fpga-<interface id>` for a whole card. Pods that have devices keep them under "
-        "the prefix that was set before, until they end.",
+        "`<prefix>/fpga-<interface id>` for a whole card. Pods keep devices under the prefix that "
+        "was set before (docs/upgrade.md).",
     )
     xrt_resource_prefix: str = _setting(
         "FPGA_PLUGIN_XRT_RESOURCE_PREFIX",
         "fpga.amd.com",
         parse_resource_prefix,
         "a DNS subdomain in lower case",
-        "Domain of the resources of Alveo cards: `<prefix>/region-<interface id>` and so on. With "
-        "DRA all cards are one driver's, whatever their family.",
+        "Domain of the resources of Alveo cards. With DRA all cards are one driver's.",
+    )
+    xrt_shell_resources: bool = _setting(
+        "FPGA_PLUGIN_XRT_SHELL_RESOURCES",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Name the resources of Alveo cards as AMD's own plugin does, one for each shell, in place "
+        "of the others: `amd.com/xilinx_u55c_gen3x16_xdma_base_3-0` (docs/alveo.md).",
     )
     xrt_tenant_loads: bool = _setting(
         "FPGA_PLUGIN_XRT_TENANT_LOADS",
         "false",
         parse_bool,
         "true or false, 1 or 0",
-        "Whether a container with an Alveo card that names no bitstream may load the xclbin that "
-        "it brings. Such containers are trusted with the node (docs/alveo.md). The policy says who "
-        "may, by `blank`. Refused where only signed bitstreams are trusted.",
+        "Whether a container with an Alveo card that names no bitstream may load its own xclbin. "
+        "Such containers are trusted with the node (docs/alveo.md). The policy says who may, by "
+        "`blank`. Refused where only signed bitstreams are trusted.",
     )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",
         "both",
         choice(Advertise),
         allowed_words(Advertise),
-        "Advertise each card's regions, each card as a whole, or both. With `af` each region is "
-        "advertised by the accelerator function that is on it, and nothing is programmed: "
-        "docs/functions.md.",
+        "Advertise each card's regions, each card as a whole, or both. `af`: advertise regions by "
+        "the accelerator functions on them, and program nothing (docs/functions.md).",
     )
     interface_aliases: bool = _setting(
         "FPGA_PLUGIN_INTERFACE_ALIASES",
         "false",
         parse_bool,
         "true or false, 1 or 0",
-        "Name resources by the manifest's names of interface ids: `<prefix>/region-<alias>` and"
-        " `<prefix>/fpga-<alias>` in place of the ids (docs/bitstreams.md). Pods keep devices"
-        " under the names by which they got them. Functions (`af`) and ResourceSlices keep the"
-        " ids.",
+        "Name resources by the manifest's names of interface ids, `<prefix>/region-<alias>`, in"
+        " place of the ids (docs/bitstreams.md).",
     )
     backend: BackendKind = _setting(
         "FPGA_PLUGIN_BACKEND",
@@ -251,9 +254,9 @@ class Settings:
         "",
         parse_neighbours,
         "`<card>+<card>[+<card>...]`, several separated by commas, or empty",
-        "Cards that are cabled to each other, each ring in its order, as the ports of Alveo cards "
-        "are. A pod that asks for several devices is given neighbours where enough are free, "
-        "whatever their NUMA nodes. Only with the device plugin API.",
+        "Cards that are cabled to each other, each ring in its order. A pod that asks for several "
+        "devices gets neighbours where enough are free, whatever their NUMA nodes. Only with the "
+        "device plugin API.",
         empty="none",
     )
     slot_functions: SlotFunctions = _setting(
@@ -270,8 +273,8 @@ class Settings:
         "",
         parse_card_list,
         "PCI addresses separated by commas, or empty",
-        "Cards whose slot's functions may be in an IOMMU group of type identity (`iommu=pt`). "
-        "VFIO translates while a container has them, and nothing does in between.",
+        "OFS cards whose functions may be in an IOMMU group of type identity (`iommu=pt`). VFIO "
+        "translates while a container has them, and nothing does in between.",
         empty="none",
     )
     observe: bool = _setting(
@@ -300,8 +303,7 @@ class Settings:
         "/sys/fs/cgroup",
         parse_path,
         _OR_EMPTY,
-        "Where the pods' cgroups (v1 or v2) are. They show that a pod's processes are gone before "
-        "its region is scrubbed.",
+        "Where the pods' cgroups (v1 or v2) are. They show that a pod's processes are gone.",
         empty="the plugin relies on kubelet instead",
     )
     kubelet_dir: str = _setting(
@@ -338,7 +340,7 @@ class Settings:
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         parse_path,
         _OR_EMPTY,
-        "Kubelet's PodResources API, which has the pods that hold devices.",
+        "Kubelet's PodResources API.",
         empty=_SWITCHED_OFF,
     )
     pods_socket: str | None = _optional(
@@ -362,19 +364,16 @@ class Settings:
         "/srv/intel.com/fpga",
         parse_path,
         _PATH,
-        "The store of bitstreams: `<interface id>/<bitstream id>.gbs`, `.aocx` or `.xclbin`, and "
-        "`<interface id>/blank.gbs` or `blank.xclbin`.",
+        "The store of bitstreams (docs/bitstreams.md).",
     )
     trust: TrustMode = _setting(
         "FPGA_PLUGIN_TRUST",
         "any",
         choice(TrustMode),
         allowed_words(TrustMode),
-        "Which bitstreams may be programmed. `any`: also those that the store's manifest.json does "
-        "not name. `digest`: only those that it names. `signed`: only those that it names, if it "
-        "has an Ed25519 signature, is the newest manifest that this node has seen and has not "
-        "expired; and accelerators with a signature of their own that no signed manifest ever "
-        "named. In every mode, what the manifest names must match it.",
+        "Which bitstreams may be programmed: every valid file, those that the store's "
+        "manifest.json names, or those of a signed manifest (docs/bitstreams.md). In every mode, "
+        "what the manifest names must match it.",
     )
     keys_dir: str | None = _optional(
         "FPGA_PLUGIN_KEYS_DIR",
@@ -389,17 +388,15 @@ class Settings:
         "4Gi",
         parse_size,
         "bytes, or a number with Ki, Mi, Gi or Ti",
-        "How large all verified copies of bitstreams in the state directory may be together. The "
-        "least recently used go first. A bitstream without a copy is hashed at each use.",
+        "How large all verified copies of bitstreams in the state directory may be together.",
     )
     policy_file: str | None = _optional(
         "FPGA_PLUGIN_POLICY_FILE",
         "",
         parse_path,
         _OR_EMPTY,
-        "Which namespaces may use which bitstreams, interface ids and whole cards: YAML, or JSON "
-        "where the name ends in `.json` (docs/policy.md). Read again when it changes; a wrong "
-        "new version leaves the one before in force. At the start it has to be right.",
+        "Which namespaces may use which bitstreams, interface ids and whole cards "
+        "(docs/policy.md). Read again when it changes.",
         empty="everything is allowed",
     )
     unknown_variables: UnknownVariables = _setting(
@@ -408,18 +405,15 @@ class Settings:
         choice(UnknownVariables),
         allowed_words(UnknownVariables),
         "What to do about a container with an FPGA and a variable FPGA_* that means nothing, such"
-        " as FPGA_REGON_1. `warn`: log, status and Event name it and what was probably meant."
-        " `refuse`: the container does not start.",
+        " as FPGA_REGON_1. `warn`: report it. `refuse`: the container does not start.",
     )
     debug_namespaces: tuple[str, ...] | None = _optional(
         "FPGA_PLUGIN_DEBUG_NAMESPACES",
         "",
         parse_namespaces,
         "names of namespaces separated by commas, `*` for every one, or empty",
-        "Namespaces whose pods may have the annotation `<prefix>/debug`. The plugin logs port "
-        "errors while such a pod has a region. If its container fails, a debug hold keeps the "
-        "region as it is, without an owner, for ten minutes or what the annotation asks for, at "
-        "most an hour (docs/runbook.md).",
+        "Namespaces whose pods may have the annotation `<prefix>/debug`. If such a pod's container "
+        "fails, a debug hold keeps its region as it is for a time (docs/runbook.md).",
         empty="the annotation has no effect",
     )
     cdi_devices: CdiDevices | None = _optional(
@@ -428,8 +422,7 @@ class Settings:
         parse_cdi_devices,
         "`<resource>=<vendor>/<class>=<device>`, several separated by commas, or empty",
         "CDI devices that containers get beside their FPGAs (docs/workloads.md). The resource is "
-        "the name with its interface id, with or without the domain (`region-<interface id>`), or "
-        "`*` for every resource. A resource may stand several times.",
+        "`region-<interface id>` or such, or `*` for every resource. It may stand several times.",
         empty="none",
     )
     state_dir: str = _setting(
@@ -437,8 +430,8 @@ class Settings:
         "/var/lib/fpga-plugin",
         parse_path,
         _PATH,
-        "Journal, lock, verified copies of bitstreams, and which signed manifests were seen. It "
-        "has to outlive the plugin's pod, and nobody but root may write to it.",
+        "Journal, lock and verified copies of bitstreams. It has to outlive the plugin's pod, and "
+        "nobody but root may write to it.",
     )
     scrub: ScrubPolicy = _setting(
         "FPGA_PLUGIN_SCRUB",
@@ -454,18 +447,16 @@ class Settings:
         choice(Exposure),
         allowed_words(Exposure),
         "Who gets a card whose driver cannot clear its on-card memory between two pods (`memory:"
-        " never cleared`). `allow`: every pod; status and log report it. `refuse-regions`: only"
-        " pods that ask for the whole card. `refuse`: no pod. Pods that have such a device keep"
-        " it.",
+        " never cleared`). `allow`: every pod. `refuse-regions`: only pods that ask for the whole"
+        " card. `refuse`: no pod. Pods that have such a device keep it.",
     )
     untranslated_dma: Exposure = _setting(
         "FPGA_PLUGIN_UNTRANSLATED_DMA",
         "allow",
         choice(Exposure),
         allowed_words(Exposure),
-        "Who gets a card that reaches all of the node's memory, because there is no IOMMU or it"
-        " does not translate for the card (`IOMMU: none`, `identity`, or `unknown`), or that"
-        " reaches other devices in its IOMMU group (`shared`). The values mean the same as for"
+        "Who gets a card that reaches all of the node's memory (`IOMMU: none`, `identity` or"
+        " `unknown`), or other devices in its IOMMU group (`shared`). The values are those of"
         " FPGA_PLUGIN_UNCLEARED_MEMORY.",
     )
     recovery: RecoveryPolicy = _setting(
@@ -480,9 +471,9 @@ class Settings:
         "auto",
         choice(SandboxMode),
         allowed_words(SandboxMode),
-        "`auto`: after its start, the plugin drops the system calls (seccomp) and files (Landlock)"
-        " that it does not need, as far as the kernel can. `off`: for kernels where that fails,"
-        " and for a kubeconfig that runs a program.",
+        "`auto`: the plugin gives up the system calls (seccomp) and files (Landlock) that it does"
+        " not need, as far as the kernel can. `off`: for kernels where that fails, and for a"
+        " kubeconfig that runs a program.",
     )
     reconcile_interval: float = _setting(
         "FPGA_PLUGIN_RECONCILE_INTERVAL",
@@ -512,9 +503,9 @@ class Settings:
         parse_http_hosts,
         "names separated by commas; `*.<domain>` stands for all names below it, `*` for every name",
         "Further names by which FPGA_PLUGIN_HTTP_ADDRESS may be asked, for example an Ingress's. "
-        "Addresses, the node's own names, names without a dot and Services' names under `.svc` or "
-        "`.local` need not be listed. Whatever else a request has as its Host is answered with "
-        "421, so that a page in somebody's browser cannot read what is served here.",
+        "Addresses, the node's and the pod's own names, names without a dot, and names under "
+        "`.svc`, `.local` and `.internal` need not be listed. A request for another Host gets 421, "
+        "against DNS rebinding.",
         empty="no further ones",
     )
     status_page: bool = _setting(
@@ -523,7 +514,7 @@ class Settings:
         parse_bool,
         "true or false, 1 or 0",
         "Show cards, regions and the pods that have them as a page at / beside /metrics, and as "
-        "/status.json. Whoever reaches that address sees pods' names.",
+        "/status.json. Anybody who reaches that address sees pods' names.",
     )
     events: bool = _setting(
         "FPGA_PLUGIN_EVENTS",
@@ -532,7 +523,7 @@ class Settings:
         "true or false, 1 or 0",
         "Post a Kubernetes Event on the pod when programming is refused or fails, and on the node "
         "when a card fails or recovers. Needs `create` and `patch` on events.k8s.io events, and "
-        "16 MiB of memory once there was one.",
+        "16 MiB of memory.",
     )
     log_level: LogLevel = _setting(
         "FPGA_PLUGIN_LOG_LEVEL",

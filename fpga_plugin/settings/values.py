@@ -1,7 +1,7 @@
 """The values that settings take, and how their text is read.
 
 A parser gets one variable's text and returns a typed value, or raises a `ValueError` that says what
-is wrong with it. It never quotes the text: `config.load_settings` does that, once, for all of them.
+is wrong with it. It never quotes the text: `load_settings` does that, once, for all of them.
 """
 
 import re
@@ -100,7 +100,7 @@ class ServedApi(Enum):
 
 
 class TrustMode(Enum):
-    """What has to be shown of a bitstream before it is programmed."""
+    """What a bitstream needs before it is programmed."""
 
     ANY = "any"
     DIGEST = "digest"
@@ -108,7 +108,7 @@ class TrustMode(Enum):
 
 
 class SandboxMode(Enum):
-    """Whether the process takes from itself what it does not need."""
+    """Whether the process gives up the rights that it does not need."""
 
     AUTO = "auto"
     OFF = "off"
@@ -148,7 +148,7 @@ class CardSelection:
 
 
 class SimulatedKind(StrEnum):
-    """In what a simulated card differs from a PAC A10."""
+    """How a simulated card differs from a PAC A10."""
 
     OFS = "ofs"
     """Its one slot is used by virtual functions through vfio-pci; the port shows no AFU."""
@@ -297,14 +297,14 @@ def parse_cdi_devices(text: str) -> CdiDevices:
 
 
 def parse_subdomain(text: str) -> str:
-    """A DNS subdomain as Kubernetes takes it (RFC 1123, at most 253 characters)."""
+    """A DNS subdomain as Kubernetes accepts it (RFC 1123, at most 253 characters)."""
     if len(text) > 253 or not _SUBDOMAIN.fullmatch(text):  # noqa: PLR2004  # DNS limit, see above
         raise ValueError("not a DNS subdomain in lower case")
     return text
 
 
 def parse_resource_prefix(text: str) -> str:
-    """A DNS subdomain under which kubelet takes an extended resource.
+    """A DNS subdomain under which kubelet accepts an extended resource.
 
     Kubelet wants `requests.<prefix>` to be a DNS subdomain too, and takes names that begin with
     `requests.`, or contain `kubernetes.io/`, for its own (v1helper.IsExtendedResourceName).

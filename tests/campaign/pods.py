@@ -268,9 +268,16 @@ class PodSide(Side):
             self.node.found = error
 
     def all_known(self) -> bool:
-        healthy = {device for each in self.kubelet.lists.values() for device in each.healthy}
-        well = {device for device in self.owned() if not self.checker.hangs(device)}
-        return well <= healthy and self.ready()
+        lists = self.kubelet.lists
+        anywhere = {device for each in lists.values() for device in each.healthy}
+        # A journal that was put back may have it as an earlier owner's, by another name.
+        return self.ready() and all(
+            device in (lists[one.resource].healthy if one.resource in lists else anywhere)
+            for one in self.kubelet.held.values()
+            if one.pod in self.kubelet.pods
+            for device in one.ids
+            if not self.checker.hangs(device)
+        )
 
     def has(self, resource: ResourceName) -> bool:
         connection = self.kubelet.connections.get(resource)

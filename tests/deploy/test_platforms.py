@@ -1,4 +1,21 @@
-"""What docs/platforms.md says to set is what the chart takes, and does: `make test-deploy`."""
+"""What docs/platforms.md says to set is what the chart takes, and does: `make test-deploy`.
+
+Where the page's facts were read, in copies of August 2026, Bottlerocket's of October 2024:
+
+- k3s: pkg/agent/config/config.go, pkg/daemons/agent/agent_linux.go
+- RKE2: its documentation, Default Pod Security Standards
+- k0s: docs/configuration.md (Kubelet root directory), pkg/component/worker/kubelet.go
+- MicroK8s: microk8s-resources/default-args/kubelet, snap/hooks/install
+- Talos: Sidero Labs' pkgs, kernel/build/config-amd64 (CONFIG_FPGA is not set); its documentation,
+  Pod Security and Architecture
+- Flatcar: scripts, coreos-modules/files/commonconfig-6.18, amd64_defconfig-6.18 (no CONFIG_FPGA)
+- Bottlerocket: core-kit (packages/filesystem, packages/release/*.mount), Restricted Filesystem; the
+  SELinux type: awslabs/mountpoint-s3-csi-driver#155
+- quota of the plugin's priority: NVIDIA/aicr#921, which does it for the GPU operator on GKE
+- Kueue: its documentation, Dynamic Resource Allocation
+- Argo CD: its documentation, Helm and Resource Tracking
+- cluster autoscaler: its documentation for AWS, and its FAQ, startup taints
+"""
 
 import re
 

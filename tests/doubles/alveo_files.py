@@ -14,6 +14,9 @@ from fpga_plugin.ids import AfuId, InterfaceId
 LOGIC = "8d2c3b0a1f4e4d5c9b8a7f6e5d4c3b2a"
 """The shell's id, which is in the card's ROM and names its folder of firmware."""
 
+SHELL = "xilinx_u55c_gen3x16_xdma_base_3"
+"""Its name, as the drivers and AMD's plugin read it."""
+
 INTERFACE = xclbins.ALVEO
 OTHER_INTERFACE = InterfaceId("0" * 31 + "1")
 
@@ -50,7 +53,8 @@ def partition() -> bytes:
         _endpoint("ep_xdma_00", 1, 0x8000, f"{prefix}xdma-1.0"),
     )
     parts = (xclbins.interfaces(INTERFACE), ("addressable_endpoints", {}, endpoints))
-    tree = xclbins.device_tree(("", {"logic_uuid": LOGIC.encode() + b"\0"}, parts))
+    named = {"logic_uuid": LOGIC.encode() + b"\0", "vbnv": SHELL.encode() + b"\0"}
+    tree = xclbins.device_tree(("", named, parts))
     section = (xclbins.PARTITION, "PARTITION_METADATA", tree)
     return xclbins.axlf([section], UUID(int=1).hex, mode=FLAT)
 

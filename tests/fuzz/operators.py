@@ -26,7 +26,7 @@ from fpga_plugin.bitstreams.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstreams.signatures import load_keys
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
-from fpga_plugin.demo.manifest import ManifestError, read_manifest
+from fpga_plugin.demo.pod_manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.policy.parse import PolicyError, parse_policy

@@ -60,12 +60,14 @@ class ApiServer:
     Attributes:
         objects: by path.
         asked: paths of GET, in order.
+        posted: objects that it was asked to make, and refused.
         away: it answers 503.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
         self.asked: list[str] = []
+        self.posted: list[Json] = []
         self.away = False
         owner = self
 
@@ -83,6 +85,8 @@ class ApiServer:
                     self._answer(200, found)
 
             def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                owner.posted.append(json.loads(self.rfile.read(length)))
                 self._answer(403, {"kind": "Status", "code": 403, "reason": "Forbidden"})
 
             def _answer(self, code: int, body: Json) -> None:

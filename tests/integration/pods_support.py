@@ -225,7 +225,13 @@ class PodsServer(v1alpha1.PodsBase):
 
 
 class PodResources(v1.PodResourcesListerBase):
-    """Which pod has which devices, by name."""
+    """Which pod has which devices, by name.
+
+    Attributes:
+        resource: of all of them.
+    """
+
+    resource = REGION
 
     def __init__(self, **devices: str) -> None:
         self.devices = devices
@@ -242,7 +248,9 @@ class PodResources(v1.PodResourcesListerBase):
                         v1.ContainerResources(
                             name="app",
                             devices=[
-                                v1.ContainerDevices(resource_name=REGION, device_ids=[device])
+                                v1.ContainerDevices(
+                                    resource_name=self.resource, device_ids=[device]
+                                )
                             ],
                         )
                     ],

@@ -21,6 +21,8 @@ from daemon_support import (
 
 INTERFACE = REGIONS.rpartition("-")[2]
 
+HELLO_AFU = "850adcc26ceb4b229722d43375b61c66"
+
 
 @pytest.fixture
 def node():
@@ -67,6 +69,18 @@ def test_a_name_that_nobody_has_is_told_and_nothing_is_programmed(node):
     assert refused.value.code == "INVALID_ARGUMENT"
     assert "FPGA_BITSTREAM_ID_1='gzpi': neither a bitstream's id nor a name" in str(refused.value)
     assert node.afu(P0) == BLANK
+
+
+def test_a_title_is_refused_with_the_id_that_has_it():
+    """`bitstream list` and status show it, in quotes."""
+    with Node("1x1").up() as node:
+        node.kubelet.allocate(P0)
+        with pytest.raises(Refused) as refused:
+            node.kubelet.prestart(P0, env=request("hello_afu"))
+        assert refused.value.code == "INVALID_ARGUMENT"
+        assert refused.value.message.endswith(
+            f"it is the title of bitstream {HELLO_AFU}: ask for that"
+        )
 
 
 def test_a_name_means_what_the_manifest_says_at_the_start(node):

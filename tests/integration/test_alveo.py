@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from daemon_support import (
     MAIN,
     NO_REQUEST,
     REGIONS,
+    ROOT,
     UNHEALTHY,
     Cgroups,
     Node,
@@ -24,6 +27,11 @@ from daemon_support import (
 )
 from doubles.xclbins import ALVEO, VADD, axlf, memory, metadata, parts, units, xclbin
 from dra_support import DraNode
+
+from fpga_plugin.observability.client import ask as observed
+
+AMDS = "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
+"""What AMD's plugin calls the cards of the simulation's shell."""
 
 ALVEO_REGIONS, ALVEO_CARDS = f"fpga.amd.com/region-{ALVEO}", f"fpga.amd.com/fpga-{ALVEO}"
 OTHER = "b7c1e2d34b5f46889a0b1c2d3e4f5061"
@@ -244,6 +252,23 @@ def test_a_mask_that_was_lost_is_set_again_at_once_and_a_nodes_event_says_so():
         assert kubelet.listed(ALVEO_REGIONS) == {P0: HEALTHY}
 
 
+def test_a_free_card_whose_mask_does_not_come_back_is_not_offered_until_it_does():
+    with AlveoNode().up() as node:
+        assert node.plugin.stop() == 0
+        path = node.simulated / "state.json"
+        state = json.loads(path.read_text())
+        state["regions"][P0]["mask"] = 0
+        path.write_text(json.dumps(state))
+        fault = node.arm(P0, "mute")  # PF1 does not hear of another mask
+        plugin = node.restarted()
+        line = plugin.until_logged("region unhealthy", region=P0)
+        assert "unguarded: the user function of card" in str(line)
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY})
+        fault.unlink()
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        assert node.alveo()["mask"] == MASK
+
+
 def test_of_an_owned_card_that_went_and_came_back_the_mask_is_set_again():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
@@ -442,12 +467,11 @@ def test_a_claims_prepare_waits_for_the_reset_after_the_last_one():
 def test_a_card_that_amds_plugin_gave_to_a_pod_is_left_alone_until_that_pod_is_gone():
     with AlveoNode(f"2x1+alveo@{ALVEO}") as node:
         answer = message("ContainerAllocateResponse")()
-        theirs = "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
-        node.kubelet.checkpoint(("uid-1", "main", theirs, ["0000:10:00.1"], answer))
+        node.kubelet.checkpoint(("uid-1", "main", AMDS, ["0000:10:00.1"], answer))
         node.kubelet.start()
         node.start()
         line = node.plugin.until_logged("card left alone", card=CARD)
-        assert theirs in line["reason"]
+        assert AMDS in line["reason"]
         node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
         assert (node.alveo()["mask"], node.alveo()["record"]) == (0, NONE)
 
@@ -471,3 +495,168 @@ def test_a_shell_has_a_name_that_pods_ask_for():
         node.kubelet.allocate(P0, resource=resource)
         node.kubelet.prestart(P0, env=ask(), resource=resource)
         assert node.state()[P0]["record"] == VADD
+
+
+def registered(node: Node) -> list[str]:
+    return sorted(node.plugin.logged("serving")[0]["resources"])
+
+
+def test_a_pod_of_amds_plugin_finds_its_resource_and_its_cards():
+    """One name for each shell, and no other: what its limits say is all that it has to say."""
+    with AlveoNode(f"1x1,2x1+alveo@{ALVEO}", xrt_shell_resources="true") as node:
+        answer = message("ContainerAllocateResponse")()
+        # A pod of AMD's plugin runs on the second card.
+        node.kubelet.checkpoint(("uid-1", "main", AMDS, ["0000:12:00.1"], answer))
+        node.kubelet.start()
+        node.start()
+        first, second = "0000-11-00.0-p0", "0000-12-00.0-p0"
+        node.kubelet.until(AMDS, {first: HEALTHY, second: UNHEALTHY})
+        assert registered(node) == sorted([AMDS, REGIONS, CARDS]), "DFL cards have their own names"
+        shown = fpga_plugin(node, "card", "show")
+        assert f"advertise it as {AMDS}, as far as" in " ".join(shown.split())
+        assert ALVEO_REGIONS not in shown
+        answer = node.kubelet.allocate(first, resource=AMDS)
+        assert answer.envs["FPGA_DEVICE_1"] == "/dev/dri/renderD128"
+        assert answer.envs["FPGA_DEVICES_REGION_5B1A0D1E"] == "/dev/dri/renderD128"
+        node.kubelet.prestart(first, env=NO_REQUEST, resource=AMDS)
+        assert node.alveo(first)["record"] == NOTHING, "a pod that names no bitstream"
+        node.kubelet.prestart(first, env=ask(), resource=AMDS)
+        assert node.alveo(first)["record"] == VADD
+        node.kubelet.deallocate(first, resource=AMDS)
+        assert eventually(lambda: node.alveo(first)["record"] == NOTHING)
+
+
+def test_the_names_of_amds_plugin_come_and_go_with_the_setting_and_pods_keep_theirs():
+    with AlveoNode(f"2x1+alveo@{ALVEO}") as node:
+        node.up()
+        own(node)
+        node.set(xrt_shell_resources="true", advertise="whole")
+        node.again()
+        node.kubelet.until(AMDS, {P1: HEALTHY})
+        assert registered(node) == sorted([AMDS, ALVEO_REGIONS]), "one of them for the pod"
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        node.kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        node.kubelet.allocate(P1, resource=AMDS)
+        node.kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        node.kubelet.until(AMDS, {P0: HEALTHY, P1: HEALTHY})
+        node.set(xrt_shell_resources="false", advertise="both")
+        node.again()
+        node.kubelet.until(AMDS, {P1: HEALTHY})
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        node.kubelet.until(ALVEO_CARDS, {CARD: HEALTHY})
+        node.kubelet.prestart(P1, env=ask(), resource=AMDS)
+        node.kubelet.deallocate(P1, resource=AMDS)
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        node.again()
+        assert registered(node) == sorted([ALVEO_REGIONS, ALVEO_CARDS])
+
+
+def test_the_sample_store_has_images_for_simulated_cards_without_an_interface_id():
+    """`FPGA_PLUGIN_SIMULATED_CARDS=2x1+alveo` is what a reader of the documents tries first."""
+    with Node("2x1+alveo") as node:
+        node.up()
+        regions = f"fpga.amd.com/region-{REGIONS[-32:]}"
+        node.kubelet.until(regions, {P0: HEALTHY, P1: HEALTHY})
+        node.kubelet.allocate(P0, resource=regions)
+        node.kubelet.prestart(P0, env=request(VADD), resource=regions)
+        assert node.state()[P0]["record"] == VADD
+
+
+def fpga_plugin(node: Node, *arguments: str) -> str:
+    """A command on the node, as its owner types it."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", *arguments],
+        env=os.environ | node.settings,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout + ran.stderr
+
+
+def test_the_steps_of_an_owner_of_a_card_do_what_their_page_says():
+    """docs/alveo.md, For the owner of a card: step by step, with its words."""
+    with AlveoNode(cards="0000:10:00.0") as node:
+        node.kubelet.start()
+        # 1
+        text = " ".join(fpga_plugin(node, "card", "show", "--assumptions").split())
+        assert "Nothing was opened, written or programmed" in text
+        for held in (
+            "PF0 has the driver xclmgmt, of XRT 2.15 or later",
+            "its shell shows the interface id",
+            "the mask of mailbox requests reaches PF1",
+            "PF1 has one render node",
+        ):
+            assert f" + {held}" in text, held
+        assert not (node.state_dir / "simulated" / "state.json").exists(), "nothing was touched"
+        # 2
+        path = str(node.store / ALVEO / "blank.xclbin")
+        assert f"{path}: good" in fpga_plugin(node, "bitstream", "verify")
+        assert "a scrub with this file as the blank clears it" in fpga_plugin(
+            node, "bitstream", "inspect", path
+        )
+        # 3
+        node.start()
+        steps = node.plugin.until_logged("region scrubbed", region=P0)["steps"]
+        assert {"reset card", "program blank", "clear memory"} <= steps.keys()
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        status = fpga_plugin(node, "status")
+        assert "BLANK" in status
+        assert "memory clear untested on hardware" in status
+        # 4
+        fpga_plugin(node, "card", "drain", CARD)
+        fpga_plugin(node, "card", "program", CARD, "0", VADD)
+        assert node.alveo()["record"] == VADD
+        assert node.alveo()["mask"] == MASK
+        assert "PROGRAMMED" in fpga_plugin(node, "status")
+        # 5
+        fpga_plugin(node, "card", "undrain", CARD)
+        node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
+        assert node.alveo()["record"] == NOTHING
+        assert "BLANK" in fpga_plugin(node, "status")
+
+
+def test_cards_that_swapped_their_nodes_wait_for_the_pod_that_may_open_them():
+    with AlveoNode(f"2x1+alveo@{ALVEO}").up() as node:
+        kubelet = node.kubelet
+        for region in (P0, P1):
+            kubelet.allocate(region, resource=ALVEO_REGIONS)
+            kubelet.prestart(region, env=ask(), resource=ALVEO_REGIONS)
+        node.plugin.kill()
+        file = node.simulated / "state.json"
+        state = json.loads(file.read_text())
+        one, two = (state["regions"][region] for region in (P0, P1))
+        one["minor"], two["minor"] = two["minor"], one["minor"]
+        file.write_text(json.dumps(state))
+        node.again()
+        for region in (P0, P1):
+            with pytest.raises(Refused, match="device numbering changed"):
+                kubelet.prestart(region, env=ask(), resource=ALVEO_REGIONS)
+        kubelet.deallocate(P0, resource=ALVEO_REGIONS)
+        kubelet.until_health(P0, UNHEALTHY, ALVEO_REGIONS)
+
+        def reason() -> str:
+            cards = observed(str(node.told().state_dir), "GET", "/status")["cards"]
+            return next(r["reason"] for c in cards for r in c["regions"] if r["region"] == P0)
+
+        eventually(lambda: f"also open to the pod that was given {P1}" in reason())
+        assert node.alveo(P0)["afu_id"] == VADD
+        kubelet.deallocate(P1, resource=ALVEO_REGIONS)
+        for region in (P0, P1):
+            kubelet.until_health(region, HEALTHY, ALVEO_REGIONS)
+            assert node.alveo(region)["afu_id"] == NOTHING
+
+
+def test_a_pod_that_asks_for_two_cards_is_given_neighbours():
+    """0 and 1, and 2 and 3, are cabled to each other; by NUMA nodes 0 and 2 would be chosen."""
+    cards = [f"0000:1{number}:00.0" for number in range(4)]
+    ids = [f"{card.replace(':', '-')}-p0" for card in cards]
+    rings = f"{cards[0]}+{cards[1]},{cards[2]}+{cards[3]}"
+    with AlveoNode(f"4x1+alveo@{ALVEO}", neighbours=rings) as node:
+        node.kubelet.start()
+        node.start()
+        node.kubelet.until(ALVEO_REGIONS, dict.fromkeys(ids, HEALTHY))
+        for free, best in ((ids, (0, 1)), (ids[1:], (2, 3))):
+            chosen = node.kubelet.preferred(free, 2, resource=ALVEO_REGIONS)
+            assert sorted(chosen) == [ids[number] for number in best]

@@ -737,9 +737,12 @@ def test_people_get_a_timeline_without_colours_in_a_pipe(runs):
     assert "Error" not in out
 
 
-def test_the_packaged_pod_is_the_one_in_the_examples():
-    packaged = ROOT / "fpga_plugin" / "demo" / "kep-pod.yaml"
-    assert packaged.read_bytes() == (EXAMPLES / "kep-pod.yaml").read_bytes()
+@pytest.mark.parametrize(
+    ("name", "example"), [("kep-pod", "kep-pod.yaml"), ("alveo-pod", "alveo/pod.yaml")]
+)
+def test_a_packaged_pod_is_the_one_in_the_examples(name, example):
+    packaged = ROOT / "fpga_plugin" / "demo" / f"{name}.yaml"
+    assert packaged.read_bytes() == (EXAMPLES / example).read_bytes()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

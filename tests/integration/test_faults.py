@@ -262,6 +262,7 @@ def test_one_open_port_does_not_keep_the_cards_other_regions_waiting():
         (reason,) = (r["reason"] for c in cards for r in c["regions"] if r["region"] == P0)
         assert reason.startswith("its owner left; its scrub waits: ")
         assert P0 in reason.partition("waits: ")[2]
+        assert "`fuser -v /dev/dfl-port." in reason, "and what the operator can do"
 
 
 @pytest.mark.parametrize("word", ["thermal", "fatal"])

@@ -273,7 +273,9 @@ def test_without_a_blank_bitstream_nothing_is_healthy_until_the_file_appears():
         plugin = node.start()
         said = plugin.until_logged("blank bitstream missing")
         assert str(blank) in said["reason"]
-        assert "FPGA_PLUGIN_SCRUB" in said["hint"]
+        null_image, _, without = said["hint"].partition("FPGA_PLUGIN_SCRUB=best-effort")
+        assert "null image" in null_image, "the first thing to do"
+        assert "the last pod's image still in them" in without
         node.kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY})
         node.kubelet.until(CARDS, {CARD: UNHEALTHY})
         assert {node.afu(region) for region in (P0, P1)} == {FACTORY}

@@ -46,8 +46,8 @@ def test_a_directory_that_is_not_kubelets_root_is_refused_and_left_as_it_is() ->
         assert not (here.folder / "plugins").exists()
 
 
-def test_foreign_slices_in_the_nodes_pool_show_in_status_and_metrics() -> None:
-    with DraNode(http_address="127.0.0.1:0") as here:
+def test_foreign_slices_in_the_nodes_pool_show_in_status_metrics_and_an_event() -> None:
+    with DraNode(http_address="127.0.0.1:0", events="true") as here:
         table = {
             "columnDefinitions": [{"name": name} for name in ("Name", "Node", "Driver", "Pool")],
             "rows": [{"cells": ["evil", "node-z", "fpga.intel.com", NODE]}],
@@ -59,3 +59,7 @@ def test_foreign_slices_in_the_nodes_pool_show_in_status_and_metrics() -> None:
         (note,) = told(here, "status")["notes"]
         assert "'evil' of node 'node-z'" in note
         assert metrics(plugin)["fpga_plugin_foreign_resource_slices"] == 1
+        event = eventually(
+            lambda: next((e for e in here.api.posted if e.get("reason") == "FpgaForeignSlices"), {})
+        )
+        assert "'evil' of node 'node-z'" in event["note"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,13 @@ from daemon_support import (
     BLANK,
     CARD,
     CARDS,
+    ID,
     LIMIT,
     NO_REQUEST,
     P0,
     P1,
     REGIONS,
+    ROOT,
     Node,
     Refused,
     request,
@@ -247,3 +250,31 @@ def test_only_a_regular_file_is_a_policy(make):
         n.set(policy_file=str(path))
         n.kubelet.start()
         assert n.start().exit_code() == 2
+
+
+def own_loads(namespace: str) -> str:
+    """The rules of docs/alveo.md: who may load an xclbin of his own, and who may not."""
+    (page,) = re.findall(
+        r"```yaml\n(- \{name: research, .*?)```", (ROOT / "docs/alveo.md").read_text(), re.DOTALL
+    )
+    rules = page.replace("<interface id>", ID).replace("[research]", f"[{namespace}]")
+    return f"version: 1\ndefault: allow\nrules:\n{rules}"
+
+
+@pytest.mark.parametrize("namespace", ["tenant", "research"])
+def test_the_policy_says_who_may_load_an_xclbin_of_his_own(namespace):
+    service = PodResources(compress=P0)
+    service.resource = f"fpga.amd.com/region-{ID}"
+    settings = {"hardware": "1x1+alveo", "xrt_tenant_loads": "true"}
+    with node(own_loads(namespace), **settings) as (n, _), served(service, list_socket(n)):
+        n.up()
+        n.kubelet.allocate(P0, resource=service.resource)
+        if namespace == "tenant":
+            n.kubelet.prestart(P0, env=NO_REQUEST, resource=service.resource)
+            assert n.state()[P0]["mask"] == 0x4220
+            return
+        with pytest.raises(Refused) as caught:
+            n.kubelet.prestart(P0, env=NO_REQUEST, resource=service.resource)
+        assert caught.value.code == "PERMISSION_DENIED"
+        assert "rule others" in caught.value.message
+        assert n.state()[P0]["mask"] == 0x643A0

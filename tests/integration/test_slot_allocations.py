@@ -206,7 +206,9 @@ def test_an_allocation_on_a_card_that_cannot_be_served_hears_why_and_lives_on():
                 call()
             assert refused.value.code == "FAILED_PRECONDITION"
             assert "function 0000:10:00.7 of the slot is not there" in refused.value.message
-            assert "mend FPGA_PLUGIN_SLOT_FUNCTIONS" in refused.value.message
+            assert refused.value.message.endswith(", or ask the node's operator")
+            told = it.plugin.until_logged("call refused")["message"]
+            assert "mend FPGA_PLUGIN_SLOT_FUNCTIONS" in told
             it.set(slot_functions="auto")
             it.again()
             kubelet.prestart(P0, env=request())

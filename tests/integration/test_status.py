@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from functools import partial
 
 import msgspec
 import nursery
@@ -440,3 +441,33 @@ def test_pod_and_operator_read_what_mends_a_poisoned_port(node):
     for message in (refused.value.message, one["message"]):
         assert "ask the node's operator: set FPGA_PLUGIN_RECOVERY=rebind, or, when no" in message
         assert "/sys/bus/pci/drivers/dfl-pci/unbind" in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "method", "for_the_operator"),
+    [
+        ("in use", "PreStartContainer", "`fuser -v /dev/dfl-port."),
+        ("out of service", "Allocate", f"`fpga-plugin card undrain {CARD}`"),
+    ],
+)
+def test_pods_are_refused_without_commands_and_status_and_log_have_them(
+    node, wrong, method, for_the_operator
+):
+    eventually((node.state_dir / "status.sock").exists)
+    if method == "Allocate":
+        assert command(node.state_dir, "card", "drain", CARD).returncode == 0
+    else:
+        node.kubelet.allocate(P0)
+        node.arm(P0, "port-open")
+    start = partial(node.kubelet.prestart, env=request())
+    call = node.kubelet.allocate if method == "Allocate" else start
+    with pytest.raises(Refused) as refused:
+        call(P0)
+    assert refused.value.code == "FAILED_PRECONDITION"
+    assert wrong in refused.value.message
+    assert "ask the node's operator" in refused.value.message
+    assert "`" not in refused.value.message
+    logged = node.plugin.until_logged("call refused", method=method)
+    (one,) = told(node, "status")["refusals"]
+    for message in (logged["message"], one["message"]):
+        assert for_the_operator in message

@@ -1,11 +1,13 @@
 """Ledgers and journals for tests of the ledger and of the life of an allocation."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
+from typing import Any
 
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
@@ -112,6 +114,12 @@ def make_ledger(
         if blank:
             scrub(ledger, card)
     return ledger, journal
+
+
+def hold(ledger: Ledger, region: RegionId, **facts: Any) -> None:
+    """Something is found out about a region's debug hold, if it has one."""
+    if (present := ledger.debug_holds.get(region)) is not None:
+        debug_holds.put(ledger, replace(present, **facts))
 
 
 def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Ledger:

@@ -20,7 +20,7 @@ from ledger_support import MemoryJournal, ProcessDiedError
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.reports import Report
@@ -553,6 +553,10 @@ class Images:
 
     has_blank = True
     known_names = Names()
+    titles: Mapping[str, str] = MappingProxyType({})
+
+    async def titled(self, title: str, interface_id: InterfaceId | None = None) -> str:
+        return self.titles.get(title, "")
 
     async def load(
         self, interface_id: InterfaceId, bitstream_id: BitstreamId, takes: type[Image] = RawImage

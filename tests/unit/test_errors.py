@@ -1,18 +1,33 @@
 """What a user or an operator is told always arrives: it is short, and it can be encoded."""
 
+import ast
 import asyncio
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
+from grpclib.exceptions import GRPCError
 
 import fpga_plugin
 from fpga_plugin.bitstreams.index import StoreIndex
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.reader import HEADERS, StoreReader
 from fpga_plugin.bitstreams.trust import Trust
-from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginError, quote
+from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
+    MAX_MESSAGE_BYTES,
+    BitstreamError,
+    FpgaPluginError,
+    HardwareError,
+    PortInUseError,
+    RefusedError,
+    SlotUnusableError,
+    WrongImageError,
+    quote,
+)
+from fpga_plugin.kubernetes.grpc.unary import statuses
 from fpga_plugin.settings.settings import TrustMode
 
 
@@ -51,11 +66,56 @@ def test_each_error_can_have_other_words_and_is_else_the_same():
             if one.default is inspect.Parameter.empty
         }
         error = kind(**wanted)
-        error.message, error.hint = "m", "h"
+        error.message, error.hint, error.tenant = "m", "h", "t"
         told = error.reworded(str.upper)
         assert (type(told), str(told), str(error), told.args) == (kind, "M: H", "m: h", error.args)
-        rest = {**error.__dict__, "message": "M", "hint": "H"}
+        rest = {**error.__dict__, "message": "M", "hint": "H", "tenant": "T"}
         assert told.__dict__ == rest
+
+
+@pytest.mark.parametrize("kind", [HardwareError, PortInUseError, SlotUnusableError])
+def test_what_helps_hardware_is_the_operators_unless_the_error_says_otherwise(kind):
+    error = kind("m", hint="as root: echo 1 > reset")
+    assert str(error) == "m: as root: echo 1 > reset"
+    assert str(error.for_tenant()) == f"m: {ASK_THE_OPERATOR}"
+    assert str(kind("m", hint="h", tenant="").for_tenant()) == "m: h"
+    assert str(kind("m", hint="h", tenant="delete the pod").for_tenant()) == "m: delete the pod"
+    for plain in (RefusedError, WrongImageError, BitstreamError):
+        assert str(plain("m", hint="h").for_tenant()) == "m: h"
+
+
+def test_kubelet_is_sent_the_tenants_words():
+    with pytest.raises(GRPCError) as sent, statuses("PreStartContainer"):
+        raise HardwareError("m", hint="as root: echo 1 > reset")
+    assert sent.value.message == f"m: {ASK_THE_OPERATOR}"
+    assert str(sent.value.__cause__) == "m: as root: echo 1 > reset"
+
+
+OPERATORS = ("as root", "fuser", "kernel's log", "fpga-plugin card", "module")
+"""What a hint has that only somebody on the node can do."""
+
+OPERATORS_OWN = {"rebind.py", "functions.py"}
+"""A rebind's errors go to the log alone; virtual functions are made by an operator's command."""
+
+
+def test_no_hint_of_the_hardware_that_only_root_can_follow_reaches_a_tenant():
+    kinds = {kind.__name__: kind for kind in every_error()}
+    seen = 0
+    for path in (Path(fpga_plugin.__path__[0]) / "hardware").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                continue
+            given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+            words = given.get("hint", "")
+            if call.func.id not in kinds or not any(one in words for one in OPERATORS):
+                continue
+            seen += 1
+            where = f"{path.name}:{call.lineno}: {words}"
+            if "tenant" in given:
+                assert given["tenant"] != "''", where
+            elif not kinds[call.func.id].for_tenant_unless_said:
+                assert path.name in OPERATORS_OWN, where
+    assert seen > 30
 
 
 def index(tmp_path) -> tuple[StoreIndex, Library]:

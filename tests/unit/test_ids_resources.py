@@ -14,6 +14,7 @@ from fpga_plugin.ids import (
     kind_of,
     known_resource,
     ours,
+    shell_name,
 )
 from fpga_plugin.kubernetes.names import parse_resource
 
@@ -144,6 +145,34 @@ def test_another_name_has_no_alias(name):
 )
 def test_a_variable_names_all_that_a_container_has_of_a_resource(name, variable):
     assert Resource.parse(f"{DOMAIN}/{name}").variable == variable
+
+
+@pytest.mark.parametrize(
+    ("shell", "stamp", "name"),
+    [
+        ("xilinx_u55c_gen3x16_xdma_base_3", "0", "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"),
+        ("xilinx_u200_qdma_201920_1", "1573695690", "amd.com/xilinx_u200_qdma_201920_1-1573695690"),
+        ("xilinx_" + "x" * 54, "0", f"amd.com/xilinx_{'x' * 54}-0"),
+        ("xilinx_" + "x" * 55, "0", ""),
+        ("xilinx_u50", "", ""),
+        ("", "0", ""),
+        ("xilinx_../u50", "0", ""),
+        ("evil_u50", "0", ""),
+    ],
+)
+def test_a_shell_is_called_as_amds_plugin_calls_it_where_kubernetes_takes_that(shell, stamp, name):
+    assert shell_name(shell, stamp) == name
+    if not name:
+        return
+    assert len(name.removeprefix("amd.com/")) <= 63
+    found = aliased_name(name)
+    assert found is not None
+    resource = found.of(INTERFACE)
+    assert (resource.name, resource.kind, resource.alias) == (name, ResourceKind.REGION, None)
+    assert resource.interface_id == INTERFACE
+    assert resource.variable == "FPGA_DEVICES_REGION_CE489693"
+    assert known_resource(name) is None, "the name does not say the interface id"
+    assert ours(DOMAIN)(name)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def _check_allocation(device: DeviceId, allocation: Allocation) -> None:
         _nonsense(allocation.resource)
 
 
-def _check_record(region: RegionId, record: RegionRecord) -> None:
+def _check_region(region: RegionId, record: RegionRecord | DebugHold) -> None:
     if record.region != region:
         _nonsense(record.region)
 
@@ -257,11 +257,6 @@ def _check_record(region: RegionId, record: RegionRecord) -> None:
 def _check_tenancy(key: TenancyKey, tenancy: Tenancy) -> None:
     if tenancy.key != key:
         _nonsense(tenancy.key)
-
-
-def _check_debug(region: RegionId, debug: DebugHold) -> None:
-    if debug.region != region:
-        _nonsense(debug.region)
 
 
 def _check_claim_owner(uid: ClaimUid, owner: ClaimOwner) -> None:
@@ -337,7 +332,7 @@ _ABOUT: Final[Mapping[str, Callable[[object], Any]]] = {
 _KINDS: Final[Mapping[str, _Kind]] = {
     "facts": _Kind(Fact, msgspec.json.Decoder(Text)),
     "allocations": _Kind(parse_device_id, msgspec.json.Decoder(Allocation), _check_allocation),
-    "regions": _Kind(parse_region_id, msgspec.json.Decoder(RegionRecord), _check_record),
+    "regions": _Kind(parse_region_id, msgspec.json.Decoder(RegionRecord), _check_region),
     "memory_clear_pending": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
@@ -346,7 +341,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "pending_poststops": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
     "claim_owners": _Kind(parse_claim_uid, msgspec.json.Decoder(ClaimOwner), _check_claim_owner),
     "images": _Kind(_image, _FLAG),
-    "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), _check_debug),
+    "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), _check_region),
     "alias_bindings": _Kind(_aliased, msgspec.json.Decoder(AliasBinding)),
 }
 """By the field of `Change`."""

@@ -65,7 +65,7 @@ class ContainerRequests:
         env: its FPGA_* request variables.
         unknown: its FPGA_* variables that mean nothing; only their names count.
         requests: what they ask for.
-        wrong: message and hint of the error that its variables are; None: there is none.
+        wrong: message, hint and `asked` of the error that its variables are; None: there is none.
     """
 
     name: str
@@ -73,11 +73,17 @@ class ContainerRequests:
     env: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     requests: tuple[FpgaRequest, ...] = ()
-    wrong: tuple[str, str] | None = None
+    wrong: tuple[str, str, str] | None = None
 
     def same(self, other: "ContainerRequests") -> bool:
         """Whether it makes no difference which of the two starts."""
         return (self.requests, self.wrong) == (other.requests, other.wrong)
+
+    def check(self) -> None:
+        """Raises InvalidRequestError where its variables are wrong."""
+        if self.wrong is not None:
+            message, hint, asked = self.wrong
+            raise InvalidRequestError(message, hint=hint, asked=asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,7 @@ def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
             lasting = lasting and not variables.volatile
             requests = requests_in({**variables.env, **variables.unknown})
         except InvalidRequestError as error:
-            found.append(replace(asks, wrong=(error.message, error.hint)))
+            found.append(replace(asks, wrong=(error.message, error.hint, error.asked)))
         else:
             asks = replace(asks, env=variables.env, unknown=variables.unknown)
             found.append(replace(asks, requests=requests))

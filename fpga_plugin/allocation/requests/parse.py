@@ -256,7 +256,8 @@ def _parse_value(into: _Variables, kind: str, suffix: str, value: str) -> None:
         else:
             into.afu = _parse_bitstream(value, variable)
     except ValueError as error:
-        raise InvalidRequestError(f"{variable}={quote(value)}: {error}") from None
+        asked = "" if kind == _REGION else value[:MAX_QUOTED]
+        raise InvalidRequestError(f"{variable}={quote(value)}: {error}", asked=asked) from None
 
 
 def _parse_bitstream(value: str, variable: str) -> BitstreamId | NamedBitstream:
@@ -277,6 +278,7 @@ def no_such_name(named: NamedBitstream, interface_id: InterfaceId) -> InvalidReq
         f" store's manifest gives to one of interface id {interface_id}",
         hint="ask for it by its id: `fpga-plugin bitstream list` shows ids and names, and titles in"
         " quotes, by which nothing can be asked for",
+        asked=named.alias,
     )
 
 

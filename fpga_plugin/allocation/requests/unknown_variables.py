@@ -87,7 +87,7 @@ def requests_in(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
         if not near:
             raise
         hint = f"{', '.join(near)} has no effect; {error.hint}"
-        raise InvalidRequestError(error.message, hint=hint) from None
+        raise InvalidRequestError(error.message, hint=hint, asked=error.asked) from None
 
 
 def _meant(name: str) -> str:

@@ -281,7 +281,7 @@ def _slot(
     """The region of a card whose AFU is in functions of their own (OFS).
 
     Raises:
-        HardwareError: the functions cannot be told, or not be given away.
+        HardwareError: the functions are unknown, or cannot be given away.
     """
     if len(regions) != 1:
         raise HardwareError(

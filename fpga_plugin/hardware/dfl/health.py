@@ -3,10 +3,10 @@
 Reads only attributes that a running PR does not block (dfl-fme-error.c takes the FME's lock for
 fme_errors, first_error, next_error and pcie*_errors; not for the two read here). A port's errors
 that a tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub
-clears them. What it can cause of the card's, or that its accelerator hangs, bars no scrub.
+clears them. Neither card errors that an image can cause, nor a hung accelerator, bar a scrub.
 
-An FPGA manager's state is not judged: it reports the region that was programmed last, and whoever
-programmed it has looked.
+An FPGA manager's state is not judged: it reports the region that was programmed last, and that
+region's programmer has looked.
 """
 
 import errno
@@ -19,7 +19,7 @@ from fpga_plugin.errors import (
     PortPoisonedError,
 )
 from fpga_plugin.hardware import hwmon
-from fpga_plugin.hardware.aer import AerCounters
+from fpga_plugin.hardware.aer import AerCounters, fatal_link
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.bmc import board
 from fpga_plugin.hardware.dfl.handles import fme_of, functions_of, port_of, slot_of
@@ -64,7 +64,7 @@ def health(
         else:
             kind = FaultKind.CURABLE
         if told := [*reasons, *reading.curable]:
-            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(told)))
+            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(told)), reading.hint)
     return CardHealth(failed, tuple(dict.fromkeys(degraded)))
 
 
@@ -76,6 +76,7 @@ class _Reading:
         self.failed: list[str] = []
         self.curable: list[str] = []
         self.degraded: list[str] = []
+        self.hint = ""
 
     def value(self, path: str, parse: _Parse = number) -> int:
         """An attribute's value; 0, which means well everywhere, when it is absent or unreadable."""
@@ -121,10 +122,8 @@ class _Reading:
 def _judge_link(reading: _Reading, card: Card, aer: AerCounters) -> None:
     functions = [f.address for region in card.regions for f in functions_of(region)]
     if count := aer.fatal(reading.kernel, card, *functions):
-        reading.failed.append(
-            f"fatal: {count} PCI Express errors on card {card.id} (aer_dev_fatal); where it works,"
-            f" `fpga-plugin card retry {card.id}`"
-        )
+        what, reading.hint = fatal_link(card.id, count)
+        reading.failed.append(what)
     if aer.correctable(reading.kernel, card, *functions):
         # Without the number: each look would be another line in the log.
         reading.degraded.append(

@@ -15,6 +15,7 @@ from typing import Self
 import structlog
 
 from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
     AcceleratorSilentError,
     CardGoneError,
     HardwareError,
@@ -97,6 +98,7 @@ def open_port(
                 f"{node} (region {region.id}) is not there: the card was removed, or its driver "
                 "unbound",
                 hint="see `fpga-plugin card list` and the kernel's log",
+                tenant=ASK_THE_OPERATOR,
             ) from error
         raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
     port = DflPort(kernel, card, region, handle, mark)
@@ -162,7 +164,6 @@ class DflPort:
                 error,
                 hint="requests of the last image may still be under way; "
                 + rebind_hint(self._card.address),
-                for_operator=True,
             ) from error
 
     def clear_errors(self) -> Mapping[str, int]:
@@ -279,6 +280,7 @@ class DflPort:
                 f"region {self._region.id} was not programmed: {node} is no longer the FME of card "
                 f"{self._card.id}",
                 hint="the card was removed or its driver rebound; delete the pod",
+                tenant="",
             )
         return handle
 
@@ -335,7 +337,7 @@ class DflPort:
             )
 
     def _manager_says(self) -> list[str]:
-        """Lines of the manager's `state` and `status` that tell of an error (fpga-mgr.c)."""
+        """Lines of the manager's `state` and `status` that report an error (fpga-mgr.c)."""
         says: list[str] = []
         for platform in children(self._kernel, self._fme.sysfs, r"dfl-fme-mgr\.[0-9]{1,9}"):
             for manager in children(self._kernel, f"{platform}/fpga_manager", r"fpga[0-9]{1,9}"):
@@ -347,7 +349,7 @@ class DflPort:
         return says
 
     def leave(self) -> None:
-        """Nobody who has the node can program it."""
+        """Does nothing: the region's node does not let its holder program it."""
 
     def afu_id(self, expected: AfuId | None = None) -> AfuId:  # noqa: ARG002 - there is one
         """The id of the accelerator in the region; see `read_afu_id`."""
@@ -367,7 +369,7 @@ def leaves_in_reset(error: HardwareError) -> bool:
 
 
 def poisoned(region: Region) -> PortPoisonedError:
-    """What to say of a port that is held in reset."""
+    """The error for a port that is held in reset."""
     return PortPoisonedError(
         f"region {region.id} ({port_of(region).node}) is held in reset, as after a failed"
         " programming",
@@ -472,7 +474,5 @@ def _reason(error: OSError) -> str:
     return f"{name}, {error.strerror}"
 
 
-def _failure(
-    what: str, error: OSError, *, hint: str = "see the kernel's log", for_operator: bool = False
-) -> HardwareError:
-    return HardwareError(f"{what} ({_reason(error)})", hint=hint, for_operator=for_operator)
+def _failure(what: str, error: OSError, *, hint: str = "see the kernel's log") -> HardwareError:
+    return HardwareError(f"{what} ({_reason(error)})", hint=hint)

@@ -1,7 +1,7 @@
 """Measures a region's user clock: by its driver's files, or by the two registers of its counter.
 
-The FIM has a counter that is told by its command register (CMD1) which clock to count and shows the
-frequency in its status register (STS1), in units of 10 kHz. Where these registers are depends on
+The FIM has a counter. Its command register (CMD1) selects the clock to count, and its status
+register (STS1) shows the frequency in units of 10 kHz. Where these registers are depends on
 the card (OPAE's libraries/plugins/xfpga/usrclk and, for the second, its older user_clk_pgm_uclock):
 
     dfl*/userclk/frequency             "low high" in kHz, one file: the out-of-tree driver

@@ -2,7 +2,7 @@
 
 The files are read when they take effect, never watched for that: a fault is armed as soon as the
 file is there. `pr-error`, `pr-stuck` and `afu-hung` are used up by one PR, which removes the file,
-`port-fatal` and `pcie-error` by whoever clears their register; the others are in force while the
+`port-fatal` and `pcie-error` by the clearing of their register; the others are in force while the
 file is there.
 
 | word | what the region shows |
@@ -105,7 +105,7 @@ class Faults:
 
     def use_up(self, region: RegionId) -> None:
         """Remove a fault that has had its effect."""
-        with suppress(FileNotFoundError):  # whoever else removed it, it is gone
+        with suppress(FileNotFoundError):  # removed by another process
             os.unlink(os.path.join(self.directory, region))
 
     def _warn(self, region: RegionId, content: bytes) -> None:

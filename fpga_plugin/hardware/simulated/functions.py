@@ -2,7 +2,7 @@
 
 The card has two. The first shows the slot's AFU, the second the placeholder that an image leaves in
 a function which it does not use. As with the vendor's driver, and other than in mainline Linux,
-they can be made while the port has its driver, and get dfl-pci unless the card is told not to probe
+they can be made while the port has its driver, and get dfl-pci unless the card is set not to probe
 them; what that shows of them is left out. Which there are, and which driver each has, is part of
 the card's state; overrides are not.
 """

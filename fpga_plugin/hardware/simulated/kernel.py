@@ -52,7 +52,7 @@ class SimulatedKernel:
     Attributes:
         owner: as given.
         rack: the cards.
-        note_removal: are told of cards whose files were removed; other drivers' cards share the
+        note_removal: called for cards whose files were removed; other drivers' cards share the
             directory.
 
     Raises:

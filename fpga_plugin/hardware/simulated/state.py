@@ -171,8 +171,8 @@ def _dump(state: Stored) -> str:
 def _parse(entry: Any) -> Stored | None:
     """One entry of the file. Fields that are missing or senseless read as after power-up.
 
-    `open` is never read: whoever starts owns the directory, and the descriptors of the process
-    before it died with that process.
+    `open` is never read: a process that starts owns the directory, and the former process's
+    descriptors died with it.
     """
     if not isinstance(entry, dict):
         return None

@@ -1,7 +1,7 @@
 """Tells the event loop when simulated cards come, go, or report trouble: inotify in udev's place.
 
 No polling and no thread: inotify's descriptor is one more that the loop waits for. An event is only
-a hint, as it is with real cards: whoever hears it looks at the card, and looking is what plugs it
+a hint, as it is with real cards: its receiver looks at the card, and looking is what plugs it
 in. So nothing here reads a file or waits for a lock.
 """
 

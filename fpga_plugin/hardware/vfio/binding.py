@@ -35,7 +35,6 @@ def needs_binding(kernel: Kernel, function: Function) -> bool:
             " (driver_override)",
             hint="if nothing needs that any more, as root on the node: "
             f"echo > {function.sysfs}/driver_override",
-            for_operator=True,
         )
     if found is None:
         return True
@@ -45,7 +44,6 @@ def needs_binding(kernel: Kernel, function: Function) -> bool:
             " else uses it",
             hint="if nothing does, as root on the node: "
             f"echo {function.address} > /sys/bus/pci/drivers/{found}/unbind",
-            for_operator=True,
         )
     return False
 
@@ -70,7 +68,6 @@ def bind(kernel: Kernel, function: Function) -> None:
             hint="see the kernel's log; as root on the node: "
             f"echo vfio-pci > {function.sysfs}/driver_override; "
             f"echo {function.address} > {DRIVER}/bind",
-            for_operator=True,
         ) from error
 
 

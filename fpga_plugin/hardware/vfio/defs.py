@@ -3,7 +3,7 @@
 import struct
 
 CONTAINER = "/dev/vfio/vfio"
-"""The node of which each open descriptor is an IOMMU domain of its own; every group needs it."""
+"""Each open descriptor of this node is an IOMMU domain of its own; every group needs it."""
 
 DRIVER = "vfio-pci"
 

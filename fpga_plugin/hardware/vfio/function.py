@@ -1,7 +1,7 @@
 """A PCI function behind a slot, and what sysfs says of it: its driver and its IOMMU group.
 
-Nothing here touches the hardware. The group is the unit that VFIO gives away: whoever holds one
-member's group excludes everybody from all of them, so a group with a stranger in it is no slot's.
+Nothing here touches the hardware. The group is the unit that VFIO gives away: the holder of one
+member's group excludes everybody from all of them, so a group with another device is no slot's.
 """
 
 import errno

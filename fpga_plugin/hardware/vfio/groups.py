@@ -1,4 +1,4 @@
-"""All IOMMU groups of a slot, held open together: nobody else can open one meanwhile.
+"""All IOMMU groups of a slot, held open together: no other process can open one meanwhile.
 
 A held group excludes everybody and touches no hardware; only a function's own descriptor, which is
 opened to read what is in the slot, has the kernel reset that function (vfio_pci_core_enable).
@@ -24,7 +24,7 @@ class Groups:
         functions: each bound to vfio-pci.
 
     Raises:
-        PortInUseError: somebody has one of the groups open.
+        PortInUseError: another process has one of the groups open.
         SlotUnusableError: one is not there, is not viable, or cannot be given an IOMMU domain.
     """
 
@@ -60,9 +60,7 @@ class Groups:
             with self._domain():
                 shown = [self._afu_id(function) for function in self._functions]
         except SlotUnusableError as error:
-            raise HardwareError(
-                error.message, hint=error.hint, for_operator=error.for_operator
-            ) from error
+            raise HardwareError(error.message, hint=error.hint) from error
         return tuple(afu for afu in shown if afu is not None)
 
     def _open(self, function: Function) -> Handle:

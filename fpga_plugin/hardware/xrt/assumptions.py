@@ -1,6 +1,6 @@
 """What the XRT code takes for granted about a card, and what sysfs shows of it.
 
-For owners of cards that nobody has tried: `card show --assumptions` prints it, to be sent back. It
+For owners of untested cards: `card show --assumptions` prints it, to be sent back. It
 reads attributes by their names; it opens no device node and writes nothing.
 """
 
@@ -25,7 +25,7 @@ _ON_TRUST = (
     ("a hot reset stops the accelerator and its DMA", "only a reset shows it"),
     ("the blank image runs nothing", "it is the operator's, built for the platform"),
     (
-        "zeros written by address reach all of a bank (memory clear untested on hardware)",
+        f"zeros written by address reach all of a bank ({defs.UNTESTED})",
         "samples are read back when it is done; what the blank has no controller for stays",
     ),
     (

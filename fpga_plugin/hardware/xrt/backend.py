@@ -227,7 +227,7 @@ class XrtBackend:
                 put_online(self._kernel, card, functions)
 
     def guard(self, card: Card, *, left: bool) -> str:
-        """Mask a card's requests again where that was lost, as when xclmgmt was bound anew."""
+        """Mask a card's requests again where that was lost, as when xclmgmt was bound again."""
         functions = functions_of(card)
         mask = defs.MASK_WHILE_LOADING if left else defs.MASK
         missing = unguarded(self._kernel, functions)

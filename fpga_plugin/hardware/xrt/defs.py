@@ -40,6 +40,9 @@ ON_BOARD_MEMORY: Final = {
 }
 """Bytes of DDR and HBM that a card has (AMD's data sheets DS962, DS963, DS965 and DS978)."""
 
+UNTESTED: Final = "memory clear untested on hardware"
+"""What `status` says of each card until an owner of one has tried it (docs/alveo.md)."""
+
 OLDEST_DRIVERS: Final = (2, 15)
 """XRT 2023.1. In 2.14 and before the number of READ_AXLF is that of PWRITE_UNMGD today."""
 

@@ -33,6 +33,7 @@ from fpga_plugin.ids import (
     functions_variable,
     parse_interface_id,
     region_id,
+    shell_name,
 )
 
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.[0-9]{1,6}", re.ASCII)
@@ -135,12 +136,14 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         handle=functions,
         pcie_root=pci.root_complex(kernel.realpath(management)),
         firmware=_shell(kernel, management),
+        untested=defs.UNTESTED,
         family="xrt",
         vendor="amd",
         model=product,
         serial=serial_number(kernel, management),
         guarded=_guarded(kernel, management),
         resets=True,
+        vendor_resource=_amds_name(kernel, user),
         takes=Xclbin,
     )
 
@@ -320,6 +323,18 @@ def _shell(kernel: Kernel, management: str) -> str:
         text = optional(kernel, f"{rom}/VBNV") or ""
         if _NAME.fullmatch(text):
             return text
+    return ""
+
+
+def _amds_name(kernel: Kernel, user: str) -> str:
+    """The resource by which AMD's plugin gives the card out, read where that plugin reads it.
+
+    The time stamp of a shell of two stages is 0 (subdev/feature_rom.c, init_rom_by_dtb).
+    """
+    for rom in children(kernel, user, r"rom\.u\.[0-9]{1,9}"):
+        shell, stamp = (optional(kernel, f"{rom}/{name}") or "" for name in ("VBNV", "timestamp"))
+        if name := shell_name(shell, stamp):
+            return name
     return ""
 
 

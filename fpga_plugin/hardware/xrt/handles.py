@@ -56,7 +56,7 @@ def check_instance(kernel: Kernel, region: Region) -> None:
 
     Raises:
         CardGoneError: they are not.
-        HardwareError: that cannot be told.
+        HardwareError: that is unknown.
     """
     functions = functions_of(region)
     try:
@@ -70,5 +70,5 @@ def check_instance(kernel: Kernel, region: Region) -> None:
     if now != functions.instance:
         raise CardGoneError(
             f"{functions.user} is no longer the user function of region {region.id}",
-            hint="the card was removed, or xocl bound anew; delete the pod",
+            hint="the card was removed, or xocl was bound again; delete the pod",
         )

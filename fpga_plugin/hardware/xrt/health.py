@@ -1,12 +1,12 @@
 """What a card's own signals say of it.
 
 A tenant's image can bring the card into a bad state, or trip a firewall: a scrub ends it, which
-resets the card. What passes by itself and what does not is told apart by its kind.
+resets the card. The kind of a fault says whether it passes by itself.
 """
 
 from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware import hwmon
-from fpga_plugin.hardware.aer import AerCounters
+from fpga_plugin.hardware.aer import AerCounters, fatal_link
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.model import Card, CardHealth, Readings
@@ -46,10 +46,12 @@ def _fault(kernel: Kernel, card: Card, aer: AerCounters, degraded: list[str]) ->
         if value(kernel, f"{functions_of(card).management}/recovery"):
             return Fault(
                 FaultKind.LASTING,
-                f"recovery: card {card.id} runs its golden image; flash its shell again with"
-                " xbmgmt, and power-cycle the node",
+                f"recovery: card {card.id} runs its golden image",
+                "flash its shell again with xbmgmt, and power-cycle the node",
             )
-        if why := _passing(kernel, card, aer) or _hot(kernel, card, degraded):
+        if count := aer.fatal(kernel, card):
+            return Fault(FaultKind.TRANSIENT, *fatal_link(card.id, count))
+        if why := _passing(kernel, card) or _hot(kernel, card, degraded):
             return Fault(FaultKind.TRANSIENT, why)
         return _curable(kernel, card)
     except FpgaPluginError as error:
@@ -59,14 +61,9 @@ def _fault(kernel: Kernel, card: Card, aer: AerCounters, degraded: list[str]) ->
     return Fault(FaultKind.TRANSIENT, f"unreadable: {why}")
 
 
-def _passing(kernel: Kernel, card: Card, aer: AerCounters) -> str:
+def _passing(kernel: Kernel, card: Card) -> str:
     """Why the card does not answer; empty: it does."""
     functions = functions_of(card)
-    if count := aer.fatal(kernel, card):
-        return (
-            f"fatal: {count} PCI Express errors on card {card.id} (aer_dev_fatal); where it works,"
-            f" `fpga-plugin card retry {card.id}`"
-        )
     if is_offline(kernel, functions.management):
         return f"unreadable: card {card.id} is offline"
     if value(kernel, f"{functions.management}/ready") != 1 or not is_ready(kernel, functions):
@@ -79,7 +76,7 @@ def _curable(kernel: Kernel, card: Card) -> Fault | None:
     if not (found := errors(kernel, functions.management, functions.user)):
         return None
     says = ", ".join(f"{name} {number:#x}" for name, number in found.items())
-    return Fault(FaultKind.CURABLE, f"bad state: card {card.id} ({says}); {advice(card.address)}")
+    return Fault(FaultKind.CURABLE, f"bad state: card {card.id} ({says})", advice(card.address))
 
 
 def _hot(kernel: Kernel, card: Card, degraded: list[str]) -> str:

@@ -10,7 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, ProgrammingError
+from fpga_plugin.errors import (
+    ASK_THE_OPERATOR,
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    ProgrammingError,
+)
 from fpga_plugin.hardware.image import ComputeKernel as XclbinKernel
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.kernel import Handle, Kernel
@@ -66,6 +72,7 @@ def opened(kernel: Kernel, region: Region) -> Iterator[Handle]:
             raise CardGoneError(
                 f"{node} (region {region.id}) is not there: the card was removed or is being reset",
                 hint="see `fpga-plugin card list` and the kernel's log",
+                tenant=ASK_THE_OPERATOR,
             ) from error
         raise HardwareError(
             f"{node} (region {region.id}) cannot be opened ({error.strerror})",
@@ -94,7 +101,7 @@ def _looked_up(kernel: Kernel, region: Region) -> str:
 
 
 def check_driver(kernel: Kernel, handle: Handle, node: str) -> None:
-    """Make sure that an open node's driver takes the plugin's requests for what they are.
+    """Make sure that an open node's driver understands the plugin's requests.
 
     Raises:
         HardwareError: it is another driver, or one before XRT 2.15.
@@ -119,7 +126,7 @@ def load(kernel: Kernel, handle: Handle, region: RegionId, user: str, xclbin: Xc
     """Load a file by force; up to a minute or more, and nothing can interrupt it.
 
     Raises:
-        PortInUseError: somebody has a context of the image that is there.
+        PortInUseError: a process has a context of the image that is there.
         ProgrammingError: it failed; what the card holds then is not known.
     """
     kernels = b"".join(map(_kernel, xclbin.kernels))

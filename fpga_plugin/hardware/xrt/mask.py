@@ -1,4 +1,4 @@
-"""The mask of mailbox requests: what PF1, and so whoever has its node, may ask of PF0.
+"""The mask of mailbox requests: what PF1, and so every holder of its node, may ask of PF0.
 
 PF0 has the mask (`config_mailbox_channel_disable`), PF1 a copy that arrives 0.1 to 0.2 s later. PF1
 refuses what its copy forbids at once. With a copy that lags, PF0 drops the request, and who sent it
@@ -10,7 +10,7 @@ import errno
 import time
 from collections.abc import Callable
 
-from fpga_plugin.errors import CardGoneError, HardwareError
+from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions
@@ -53,6 +53,7 @@ def set_mask(kernel: Kernel, card: CardId, functions: Functions, mask: int) -> N
         raise CardGoneError(
             f"card {card} has lost its management driver: {path} is not there",
             hint="is xclmgmt bound? See `fpga-plugin card list`",
+            tenant=ASK_THE_OPERATOR,
         ) from error
     except OSError as error:
         writable = error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}

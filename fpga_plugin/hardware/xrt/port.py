@@ -1,8 +1,8 @@
 """A region, held: what is loaded into it, and how another image comes there.
 
-There is no exclusive open (O_EXCL fails with EBUSY whoever has the node, and plain opens are not
-limited). That nobody uses the region the caller knows by its tenancies. What excludes others is the
-mask: nobody who has the node can load in the moment between the plugin's load and the mask unseen,
+There is no exclusive open (O_EXCL always fails with EBUSY, and plain opens are not
+limited). The caller knows by its tenancies that nobody uses the region. What excludes others is the
+mask: no holder of the node can load in the moment between the plugin's load and the mask unseen,
 since the record that decides is read after PF1 has the mask.
 """
 
@@ -35,7 +35,7 @@ _ATTEMPTS = 2
 """Loads, where the record was emptied in between."""
 
 Loaded = Callable[[Region, Xclbin | None], None]
-"""Is told what was loaded into a region; None: nothing that is known."""
+"""Called with what was loaded into a region; None: nothing that is known."""
 
 
 class XrtPort:
@@ -97,7 +97,7 @@ class XrtPort:
 
         Raises:
             RefusedError: it is no xclbin, or not for this card's shell.
-            PortInUseError: somebody has a context of the image that is there.
+            PortInUseError: a process has a context of the image that is there.
             ProgrammingError: it failed, or another image was loaded meanwhile.
             HardwareError: the mask cannot be set.
         """
@@ -164,8 +164,8 @@ class XrtPort:
     def leave(self) -> None:
         """Let through what a tenant needs to load what it brings, and nothing else.
 
-        Whoever may send these requests is trusted with the node: they carry a pointer that PF0's
-        driver follows (mgmtpf/mgmt-core.c, XCL_MAILBOX_REQ_LOAD_XCLBIN_KADDR).
+        A tenant that may send these requests is trusted with the node: they carry a pointer that
+        PF0's driver follows (mgmtpf/mgmt-core.c, XCL_MAILBOX_REQ_LOAD_XCLBIN_KADDR).
         """
         set_mask(self._kernel, self._card.id, self._functions, defs.MASK_WHILE_LOADING)
 

@@ -4,8 +4,8 @@ PF1 is shut down, which resets the card through PF0, and put online again (the l
 `pci::shutdown`, core/pcie/linux/pcidev.cpp; userpf/xocl_drv.c, xocl_hot_reset). Seen with the
 drivers of 2.25:
 
-- whoever has the render node gets SIGBUS; one that ignores it keeps the reset waiting, without an
-  error, until it ends;
+- a process that has the render node gets SIGBUS; one that ignores it keeps the reset waiting,
+  without an error, until it ends;
 - DRM nodes and most attributes vanish meanwhile, and the node may come back under another minor;
 - `shutdown` reads 1 before PF0 has finished: PF1 put online then would find a card in reset;
 - PF0's answer may be lost: PF1 waits 20 s, comes online by itself, and `shutdown` reads 1;
@@ -15,7 +15,7 @@ drivers of 2.25:
 
 import time
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError
+from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError, PortInUseError
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.sysfs import children
 from fpga_plugin.hardware.xrt import defs
@@ -41,7 +41,7 @@ def hot_reset(kernel: Kernel, card: CardId, functions: Functions) -> None:
     """Reset a card that nobody uses; seconds, and nothing can interrupt it.
 
     Raises:
-        PortInUseError: somebody has the node and does not end; the reset goes on once he does.
+        PortInUseError: a process has the node and does not end; the reset goes on once it does.
         CardGoneError: a function or its driver is gone.
         HardwareError: it failed, or the card did not come back.
     """
@@ -75,7 +75,9 @@ def _write(kernel: Kernel, card: CardId, functions: Functions, text: str) -> Non
         kernel.write(path, text)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CardGoneError(
-            f"card {card} cannot be reset: {path} is not there", hint="is xocl bound?"
+            f"card {card} cannot be reset: {path} is not there",
+            hint="is xocl bound?",
+            tenant=ASK_THE_OPERATOR,
         ) from error
     except OSError as error:
         raise HardwareError(
@@ -178,6 +180,7 @@ def _check_there(kernel: Kernel, card: CardId, functions: Functions) -> None:
             raise CardGoneError(
                 f"card {card} went while it was reset: {function} has no driver",
                 hint="see the kernel's log",
+                tenant=ASK_THE_OPERATOR,
             )
 
 

@@ -110,7 +110,7 @@ def restrict(rules: Mapping[str, Right]) -> Restricted:
             out.
 
     Raises:
-        OSError: the kernel has no Landlock, or whoever started the process does not allow it.
+        OSError: the kernel has no Landlock, or the process's starter forbids it.
         RuntimeError: there are other threads.
     """
     system.require_one_thread()

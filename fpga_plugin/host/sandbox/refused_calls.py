@@ -3,8 +3,8 @@
 A list of what is refused, not of what is allowed: Python, glibc and OpenSSL choose their system
 calls themselves and choose others with each release (`clone3` for `clone`, `faccessat2` for
 `access`), often on a path that runs once a month. An allow list that lacks one turns an update into
-an outage; these are calls of which none has a part in what the plugin does, and which the loss of
-capabilities alone does not take away. A call that is newer than `LAST_REVIEWED` is answered as by a
+an outage. The plugin uses none of the calls listed here, and the loss of capabilities alone does
+not take them away. A call that is newer than `LAST_REVIEWED` is answered as by a
 kernel that does not have it yet, for which every library has a way around; so what the kernel gains
 is not open until somebody has looked at it.
 
@@ -58,7 +58,7 @@ REFUSED: Final[dict[str, tuple[SystemCall, ...]]] = {
         SystemCall("keyctl", 250, 219),
     ),
 }
-"""By what they would give to whoever has taken the process over.
+"""By what they would give to an attacker who has taken the process over.
 
 What asks for a capability is not here (mounts, modules, kexec, the clock, device nodes, memory of
 processes that have more): the process has none and, without a namespace of its own, gets none.

@@ -80,7 +80,7 @@ def restrict() -> str:
     """Install the filter, for good; returns what holds, for people.
 
     Raises:
-        OSError: the kernel has no seccomp, or whoever started the process does not allow it. For
+        OSError: the kernel has no seccomp, or the process's starter forbids it. For
             an architecture whose calls are not known here, ENOSYS.
         RuntimeError: there are other threads.
     """

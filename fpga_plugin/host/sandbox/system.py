@@ -34,7 +34,7 @@ def syscall(number: int, *arguments: Argument) -> int:
 
 
 def forbid_new_privileges() -> None:
-    """No program run later gains any; the kernel asks for it before it takes a filter.
+    """No program run later gains any; the kernel requires it before it accepts a filter.
 
     Raises:
         OSError: it failed.

@@ -76,7 +76,7 @@ def _limits(seconds: float) -> Timeout:
 
 
 def _read(path: str) -> KubeConfig:
-    """A file of credentials: whoever writes it says what pods ask for, and what is run to log in.
+    """A file of credentials. Its writer decides what pods ask for, and what is run to log in.
 
     Raises:
         BitstreamError: others may write it.

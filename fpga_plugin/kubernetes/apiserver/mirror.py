@@ -2,8 +2,8 @@
 
 The list reports at which version it was made, the watch what came after it. The watch is ended by
 both sides now and then, and goes on at the version that it has come to. Where the server no longer
-keeps that version (410), the collection is listed again. What fails is tried again for ever, less
-and less often; what was copied last is kept meanwhile.
+keeps that version (410), the collection is listed again. A failure is retried for ever, less
+and less often; the last copy is kept meanwhile.
 
 Nothing is polled: between two changes the process sleeps until the watch is renewed.
 """
@@ -157,7 +157,7 @@ class Mirror(Generic[T]):
         return self.lists > 0
 
     def learn(self, item: T) -> None:
-        """The server answered with this object: do not wait for the watch to tell it too."""
+        """The server answered with this object: do not wait for the watch to report it too."""
         have = self.items.get(item.metadata.name)
         if have is None or _later(item.metadata, have.metadata):
             self.items[item.metadata.name] = item
@@ -249,7 +249,7 @@ class Mirror(Generic[T]):
             self._changed()
 
     def _apply(self, kind: str, item: T) -> bool:
-        """Whether an event changed anything; what `learn` was told already does not."""
+        """Whether an event changed anything; what `learn` already got does not."""
         name = item.metadata.name
         have = self.items.get(name)
         if have is not None and not _later(item.metadata, have.metadata):

@@ -6,8 +6,8 @@ Both versions stand in the Node object, which kubelet writes. A runtime without 
 container without its devices, or not at all, and says so nowhere near the plugin. What is concluded
 from a version may be wrong (distributions carry patches back), so nothing is refused by it: it is a
 warning in the log, in the status and in an Event of the node. A kubelet that declares its features
-(KEP-5328, on by default since 1.36) is newer than all that is asked here, whatever its version is
-called. None of those that 1.37 declares says whether the runtime has CDI.
+(KEP-5328, on by default since 1.36) is new enough for everything checked here, whatever its version
+string says. No feature that 1.37 declares says whether the runtime has CDI.
 
 It is looked at after `wake` (kubelet registers the driver again once it was updated), and again
 from time to time while there is something to warn of.
@@ -39,7 +39,7 @@ _DEVICE_PLUGIN_CDI: Final = (1, 29)
 """The first in which DevicePluginCDIDevices is on by default (KEP-4009)."""
 
 _KNOWN: Final = frozenset({"containerd", "cri-o", "docker"})
-"""Runtimes of which it is known whether they have CDI; each CRI-O for such kubelets has."""
+"""Runtimes whose CDI support is known; every CRI-O for such kubelets has it."""
 
 CDI_NOT_KNOWN: Final = (
     "it is not known whether the container runtime adds what FPGA_PLUGIN_CDI_DEVICES names"
@@ -98,7 +98,7 @@ def for_claims(kubelet: str, runtime: str) -> tuple[str, ...]:
 
 
 def for_cdi_devices(kubelet: str, runtime: str) -> tuple[str, ...]:
-    """The same for what a device plugin adds; a runtime that nobody knows is a concern, too."""
+    """The same for what a device plugin adds; an unknown runtime is a concern, too."""
     what = "what FPGA_PLUGIN_CDI_DEVICES adds"
     name = runtime.partition("://")[0]
     of_runtime = _of_runtime(runtime, what)
@@ -170,7 +170,7 @@ class NodeCheck:
         node: ours; None: not known, so that nothing is asked.
         judge: what kubelet's and the runtime's versions lack.
         warn: called with each new concern.
-        not_known: what to say while the versions are not known; empty: nothing, somebody else does.
+        not_known: what to say while the versions are not known; empty: another check says it.
         backoff: how long to wait after failures.
 
     Attributes:

@@ -1,8 +1,8 @@
 """The API server: one pod by namespace and name.
 
-For clusters whose kubelet does not serve the Pods API. It takes one right, `get` on pods. Its copy
-of the status lags behind kubelet's, usually by milliseconds and without any bound; who uses it has
-to reckon with that.
+For clusters whose kubelet does not serve the Pods API. It needs one right, `get` on pods. Its copy
+of the status lags behind kubelet's, usually by milliseconds and without any bound; callers have
+to allow for that.
 
 The credentials are read again for each question, since service account tokens and certificates are
 replaced while the plugin runs.
@@ -188,7 +188,7 @@ class ExtendedClaim:
 
     Attributes:
         claim: its name.
-        requests: of which container which request of the claim is.
+        requests: pairs of a container and its request of the claim.
     """
 
     claim: str
@@ -303,7 +303,7 @@ def _extended(pod: ApiPod) -> ExtendedClaim | None:
 
 
 def _original(metadata: _Metadata, spec: _Spec) -> str | None:
-    """Kubelet's uid of the static pod of which this is the mirror; None: it is no mirror.
+    """Kubelet's uid of the static pod that this one mirrors; None: it is no mirror.
 
     Anybody who creates a pod may write the annotation, and so take the place of another pod. A
     mirror that kubelet made has one owner besides, the node on which it runs

@@ -50,7 +50,7 @@ _status = msgspec.json.Decoder(_Status)
 
 
 class ApiServerError(NoSourceError):
-    """The API server did not do what it was asked for.
+    """The API server did not do what was asked.
 
     Attributes:
         why: the message without what was asked.

@@ -1,4 +1,4 @@
-"""Kubernetes Events: what `kubectl describe` shows of a pod or a node, in few.
+"""Kubernetes Events: few lines that `kubectl describe` shows of a pod or a node.
 
 An Event is news for people who do not read the plugin's log; the log has everything. So nothing
 waits for one, none is tried twice, and both their number and what is kept of them are bounded. The
@@ -84,14 +84,14 @@ class EventSink(Protocol):
         """Make it; returns its name.
 
         Raises:
-            FpgaPluginError: the API server does not take it.
+            FpgaPluginError: the API server does not accept it.
         """
 
     async def again(self, event: Event, name: str, *, count: int, when: datetime) -> None:
         """It happened `count` times by now, last at `when`.
 
         Raises:
-            FpgaPluginError: the API server does not take it.
+            FpgaPluginError: the API server does not accept it.
         """
 
 

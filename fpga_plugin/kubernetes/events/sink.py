@@ -1,6 +1,6 @@
 """Puts Events into the cluster, through the API server (events.k8s.io/v1).
 
-It takes two rights: `create` and `patch` on `events` in the API group `events.k8s.io`. Credentials
+It needs two rights: `create` and `patch` on `events` in the API group `events.k8s.io`. Credentials
 are read again each time: tokens are replaced while the plugin runs.
 """
 
@@ -25,7 +25,7 @@ _FORBIDDEN = (401, 403)
 
 
 class PostingError(FpgaPluginError):
-    """The API server did not take an Event."""
+    """The API server did not accept an Event."""
 
 
 class ApiServerSink:
@@ -33,7 +33,7 @@ class ApiServerSink:
 
     Args:
         kubeconfig: path of a file with credentials; None: the pod's service account.
-        instance: who reports, of all plugins: the node's name.
+        instance: which plugin reports: its node's name.
     """
 
     def __init__(self, kubeconfig: str | None, *, instance: str) -> None:
@@ -76,7 +76,7 @@ class ApiServerSink:
         """One call.
 
         Raises:
-            PostingError: the API server does not take it; says why, without its name.
+            PostingError: the API server does not accept it; says why, without its name.
             CredentialsError: there are no credentials.
         """
         try:

@@ -1,4 +1,4 @@
-"""Messages from bytes that anybody may have sent."""
+"""Messages from untrusted bytes."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ grpclib has no public way to the four things that a server for kubelet needs:
 - to release the stream of a call that the client resets in the packet that begins it: grpclib
   cancels the task before its first step, so that the task's own release never runs.
 
-The sockets are 0600 root, so whoever connects is kubelet: frames are not counted, and grpclib and
+The sockets are 0600 root, so every client is kubelet: frames are not counted, and grpclib and
 h2 judge what they make of them. pyproject.toml pins the version of grpclib, and
 tests/unit/kubernetes/test_server_grpclib.py fails where a name of its that is used here is another.
 """
@@ -141,8 +141,8 @@ class ClosingServer(Server):
     async def close_all(self) -> None:
         """Stop listening, cancel the handlers, close every connection.
 
-        Whoever is told to end while it waits here is ended after that: a registration that failed
-        closes its server, and the plugin may stop in these very turns.
+        A task that is cancelled while it waits here ends after the close: a registration that
+        failed closes its server, and the plugin may stop at the same moment.
         """
         # asyncio loses a connection that it accepts in the turn of the loop in which its server is
         # closed: the client would wait for ever. So none is accepted first, and those that

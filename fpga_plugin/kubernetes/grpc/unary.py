@@ -22,7 +22,7 @@ written to before its task was cancelled."""
 def unary(
     method: str, request: type, reply: type, answer: Callable[[Any], Awaitable[Any]]
 ) -> Handler:
-    """How grpclib takes a method.
+    """A method's handler, as grpclib expects it.
 
     Args:
         method: its name, for the log.
@@ -40,7 +40,7 @@ def unary(
 
 
 class statuses:  # noqa: N801  # a context manager that is used as a statement
-    """Turns errors of a call into statuses; what is unexpected is logged and not told."""
+    """Turns errors of a call into statuses; the text of an unexpected one is only logged."""
 
     def __init__(self, method: str) -> None:
         self._method = method
@@ -55,7 +55,7 @@ class statuses:  # noqa: N801  # a context manager that is used as a statement
             GRPCError: in place of the error.
         """
         if isinstance(error, FpgaPluginError):
-            raise GRPCError(error.status, str(error)) from error
+            raise GRPCError(error.status, str(error.for_tenant())) from error
         if isinstance(error, ProtocolError):
             raise GRPCError(Status.CANCELLED, WENT_AWAY) from error
         if isinstance(error, Exception) and not isinstance(error, GRPCError):

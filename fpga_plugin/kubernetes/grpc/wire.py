@@ -1,8 +1,8 @@
 """Whether a decoded message has the types that its definition promises.
 
-betterproto2 takes a field as the wire has it: a number where the definition says text, a group
+betterproto2 accepts a field as the wire has it: a number where the definition says text, a group
 where it says a number, and a whole list for a single number whose record is written as a packed
-list is. Whatever is behind the edge relies on the types, so the edge checks them.
+list is. The code behind the edge relies on the types, so the edge checks them.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Kubelet's own record of which pod holds which device: `kubelet_internal_checkpoint`.
 
 It is the only local source that has the pods' uids and their init containers. It is also kubelet's
-internal file: no version, and its shape has changed before. Others have read it trustfully and
+internal file: no version, and its shape has changed before. Readers that trusted it
 broke; here a missing entry means that a tenant's region may be wiped. So the reader knows three
 answers: the entries, "there is no file, hence no entries", and an error for everything that it does
 not fully understand.

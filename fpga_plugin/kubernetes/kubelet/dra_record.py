@@ -1,8 +1,8 @@
 """Kubelet's own record of claims that are prepared: `dra_manager_state` in its root directory.
 
 It reports which pods use a claim, which no call does after the first (pkg/kubelet/cm/dra/state). It
-is internal to kubelet and may be wiped or lost with the node's disk: a hint that somebody may still
-have a device, never the proof that nobody has. The reader knows three answers, as that of the
+is internal to kubelet and may be wiped or lost with the node's disk: a hint that a pod may still
+have a device, never the proof that none has. The reader knows three answers, as that of the
 device plugins' checkpoint does: the claims, "there is no file", and an error for what it does not
 understand.
 """
@@ -106,7 +106,7 @@ def read_record(root: str, ours: Ours) -> Mapping[ClaimUid, RecordedClaim]:
         ours: by the driver's name and the devices.
 
     Raises:
-        RecordUnreadableError: nothing can be said about who uses what.
+        RecordUnreadableError: the users of the devices are unknown.
     """
     path = os.path.join(root, FILE_NAME)
     raw = _read(path)
@@ -129,7 +129,7 @@ def read_record(root: str, ours: Ours) -> Mapping[ClaimUid, RecordedClaim]:
 
 
 def _drivers(claim: _Claim) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
-    """Each driver of which a claim has devices, with these and the requests that they are for."""
+    """The drivers whose devices a claim has, with each device's requests."""
     for driver, state in (claim.DriverState or {}).items():
         devices = (state.Devices if state is not None else None) or ()
         yield driver, {one.DeviceName: tuple(one.RequestNames or ()) for one in devices}

@@ -6,7 +6,7 @@ that is wanted: kubelet first frees the devices of pods that are no longer activ
 most 100 calls a second, the rest RESOURCE_EXHAUSTED.
 
 A device that is missing from a list may get its region wiped, so a failure is never an empty list:
-whatever goes wrong is an error with its reason. Whoever asks at intervals has one connection; it is
+every failure is an error with its reason. A client that asks at intervals has one connection; it is
 closed once it was idle for a while, with the first call that it fails, and where the socket is
 another one: it cannot outlive the kubelet that it was made to. The socket's identity is taken
 before and after each call; if it changed, the answer may be of either kubelet and counts for

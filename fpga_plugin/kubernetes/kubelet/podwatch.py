@@ -76,7 +76,7 @@ class PodWatch:
             if self.open:
                 backoff.reset()
             if not problem:
-                continue  # renewed: what was told holds until the next stream has told everything
+                continue  # renewed: the former list holds until the next stream has sent everything
             if self.open:
                 self.open = False
                 self._changed()

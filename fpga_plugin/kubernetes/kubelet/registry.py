@@ -51,7 +51,7 @@ class RegistrySocket:
 
     Args:
         path: of the socket; kubelet passes over names that begin with a dot.
-        info: what is told to kubelet.
+        info: the answer to kubelet's GetInfo.
         told: is called with each word of kubelet's: empty, or why it did not register the plugin.
     """
 

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
@@ -99,6 +99,8 @@ def test_cards_are_found_with_their_region(rig: Rig):
     for card, fake in zip(found.cards.values(), rig.cards, strict=True):
         (region,) = card.regions
         assert card.interface_id == alveo_files.INTERFACE
+        assert card.firmware == alveo_files.SHELL
+        assert card.vendor_resource == f"amd.com/{alveo_files.SHELL}-0", "as AMD's plugin reads it"
         assert list(region.grant.nodes) == [fake.node]
         assert region.grant.env[f"FPGA_FUNCTIONS_{fake.id.replace('-', '_').replace('.', '_')}_P0"]
         assert rig.backend.numbers(region) == region.numbers
@@ -163,6 +165,39 @@ def test_what_a_tenant_loads_once_the_mask_is_lost_is_seen(rig: Rig, ours: Alveo
     assert rig.backend.guard(card, left=False)
     assert ours.mask == ALL
     assert rig.backend.guard(card, left=False) == ""
+
+
+class Watched(LinuxKernel):
+    """The guest's kernel; something happens before an attribute is written.
+
+    Attributes:
+        before: is called with the attribute and what is about to be written.
+    """
+
+    before: Callable[[str, str], None]
+
+    def write(self, path: str, text: str) -> None:
+        """As of `LinuxKernel`."""
+        self.before(path.rpartition("/")[2], text)
+        super().write(path, text)
+
+
+def test_what_a_tenant_loads_between_our_load_and_the_mask_is_seen(rig: Rig, ours: Alveo):
+    """He has the node open past his allocation: loads are let through for that moment."""
+    kernel = Watched("/sys", "/dev")
+    rig.backend = XrtBackend(kernel)
+    loaded: list[int] = []
+
+    def intrude(name: str, text: str) -> None:
+        if (name, text) == (alveo.DISABLE, hex(ALL)):
+            ours.load(B, force=True)
+            loaded.append(1)
+
+    kernel.before = intrude
+    with pytest.raises(ProgrammingError, match=B.hex):
+        rig.program(xclbin(A))
+    assert loaded == [1], "it is not loaded over: somebody has the node"
+    assert (ours.uuid, ours.image, ours.mask) == (B, B, ALL)
 
 
 def test_a_reset_ends_the_tenant_and_the_region_is_the_same(rig: Rig, ours: Alveo):

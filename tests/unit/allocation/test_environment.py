@@ -490,6 +490,16 @@ def test_containers_are_in_the_order_of_their_starts():
     assert lasting
 
 
+def test_what_a_pods_spec_asks_for_wrongly_is_refused_with_what_it_asked_for():
+    """It may be a title, whose id the refusal can give."""
+    app = Container("app", (Variable(REGION, "0" * 32), Variable(AFU, "hello_afu")))
+    ((asks,), _) = container_requests(pod(containers=(app,)))
+    with pytest.raises(InvalidRequestError, match="FPGA_AFU_1='hello_afu'") as caught:
+        asks.check()
+    assert caught.value.asked == "hello_afu"
+    APP.check()
+
+
 @pytest.mark.parametrize(
     ("holders", "expected"),
     [

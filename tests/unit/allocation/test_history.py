@@ -6,11 +6,12 @@ from contextlib import closing
 
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
-from ledger_support import found, scrub, start
-from test_debugging import POD as DEBUGGED
-from test_debugging import started
+from ledger_support import found, hold, scrub, start
+from test_debug_holds import POD as DEBUGGED
+from test_debug_holds import started
 from test_dra_steps import A, owner
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal import history
 from fpga_plugin.allocation.journal.history import MOST, Entry, HistoryEvent, HistoryKind, latest
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
@@ -111,18 +112,18 @@ def test_a_region_that_is_kept_for_debugging_is_told_once_with_its_failure(journ
     scrub(scene.ledger, CARD)
     started(ledger=scene.ledger)
     scene.ledger.device_plugin.release([P0])
-    scene.ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
-    scene.ledger.work.keep(R0, 1000.0)
-    scene.ledger.work.keep(R0, 500.0)  # the setting was made shorter
+    hold(scene.ledger, R0, failure="container 'app' ended with exit code 3")
+    hold(scene.ledger, R0, until=1000.0)
+    hold(scene.ledger, R0, until=500.0)  # the setting was made shorter
     again = HistoryWriter(scene.ledger, lambda _: None, journal)  # a restart
-    scene.ledger.work.keep(R0, 400.0)
+    hold(scene.ledger, R0, until=400.0)
     again.close()
     kept = [(region, event) for region, kind, event in scene.told() if kind == "kept"]
     ((region, event),) = kept
     assert region == R0
     assert event.pod == DEBUGGED
     assert event.words == "container 'app' ended with exit code 3"
-    scene.ledger.work.end_debug([R0])
+    debug_holds.end(scene.ledger, [R0])
     assert [kind for _, kind, _ in scene.told()].count("kept") == 1
 
 

@@ -114,6 +114,12 @@ def load(db: sqlite3.Connection, change: Change, *damage: str) -> rows.Loaded:
     return rows.load(db)
 
 
+def test_a_name_of_amds_plugin_may_be_bound(db: sqlite3.Connection) -> None:
+    name = ResourceName("amd.com/xilinx_u55c_3-0")
+    change = Change(alias_bindings={name: AliasBinding(INTERFACE, current=False)})
+    assert load(db, change).snapshot == change
+
+
 def test_what_the_ledger_writes_is_read(db: sqlite3.Connection) -> None:
     assert load(db, SOUND) == rows.Loaded(SOUND)
 

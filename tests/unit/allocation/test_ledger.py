@@ -384,7 +384,8 @@ def test_an_allocation_hears_why_a_card_that_is_there_is_not_served(ledger: Ledg
     ledger.hardware.card_gone(CARD.id)
     with pytest.raises(RefusedError, match=f"card {CARD.id} is not served: it has no IOMMU") as why:
         ledger.obstacles.check_grants(allocation)
-    assert why.value.hint == f"{DELETE_THE_POD}, or mend the card: switch it on"
+    assert why.value.hint == "switch it on", "as the operator reads it"
+    assert why.value.for_tenant().hint == f"{DELETE_THE_POD}, or ask the node's operator"
     with pytest.raises(RefusedError, match="it has no IOMMU"):
         ledger.device_plugin.allocate(REGIONS, [P0])
 
@@ -395,7 +396,8 @@ def test_an_allocation_hears_which_card_is_silent_and_what_helps(ledger: Ledger)
     ledger.hardware.card_gone(CARD.id)
     with pytest.raises(RefusedError) as why:
         ledger.obstacles.check_grants(allocation)
-    assert str(why.value) == f"card {CARD.id} is not served: {SILENT}: {DELETE_THE_POD}"
+    told = f"{DELETE_THE_POD}, or ask the node's operator"
+    assert str(why.value.for_tenant()) == f"card {CARD.id} is not served: {SILENT}: {told}"
 
 
 # ------------------------------------------------------------------ releases

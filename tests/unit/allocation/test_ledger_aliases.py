@@ -11,7 +11,8 @@ from ledger_support import MemoryJournal, found, scrub
 
 from fpga_plugin.allocation.journal.records import AliasBinding
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import Alias, InterfaceId, Resource
 from fpga_plugin.kubernetes.names import ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)
@@ -20,7 +21,13 @@ BOARD = Alias("board")
 REGION, WHOLE = ResourceName(f"{PREFIX}/region-board"), ResourceName(f"{PREFIX}/fpga-board")
 
 
-def life(journal: MemoryJournal, *, functions: bool = False, aliases: bool = True) -> Ledger:
+def life(
+    journal: MemoryJournal,
+    *cards: Card,
+    functions: bool = False,
+    aliases: bool = True,
+    shells: bool = False,
+) -> Ledger:
     ledger = Ledger(
         prefix=PREFIX,
         journal=journal,
@@ -28,8 +35,9 @@ def life(journal: MemoryJournal, *, functions: bool = False, aliases: bool = Tru
         boot_id="boot",
         functions=functions,
         aliases=aliases,
+        shells=shells,
     )
-    for card in (CARD, OTHER):
+    for card in cards or (CARD, OTHER):
         found(ledger, card)
         scrub(ledger, card)
     return ledger
@@ -128,3 +136,81 @@ def test_what_is_served_otherwise_gets_no_resource_by_an_alias(
         found(ledger, replace(CARD, reprogrammable=False))
     ledger.naming.call_interfaces({INTERFACE: BOARD})
     assert not {REGION, WHOLE} & ledger.resources
+
+
+SHELL = ResourceName("amd.com/xilinx_u55c_gen3x16_xdma_base_3-0")
+ALVEO = replace(make_card(3, nodes=(4,)), vendor_resource=SHELL)
+AGAIN = replace(make_card(4, nodes=(5,)), vendor_resource=SHELL)
+RENAMED = replace(make_card(4, nodes=(5,), interface_id=OTHER_INTERFACE), vendor_resource=SHELL)
+P3, P4 = device(ALVEO, 0), device(AGAIN, 0)
+
+
+def test_cards_are_given_out_by_their_vendors_name_alone_where_that_is_wanted(
+    journal: MemoryJournal,
+) -> None:
+    ledger = life(journal, ALVEO, AGAIN, CARD, shells=True)
+    assert ledger.naming.resources_of(ALVEO) == (SHELL, None)
+    assert ledger.naming.present_resource(P4) == SHELL
+    assert ledger.naming.present_resource(device(ALVEO)) is None, "no whole cards"
+    assert ledger.naming.resources_of(CARD) != (SHELL, None), "it has no such name"
+    assert means(ledger, SHELL) == INTERFACE
+    assert ledger.aliases == {}, "it is no alias of the interface id"
+    plain = life(MemoryJournal(), ALVEO)
+    assert SHELL not in plain.naming.resources_of(ALVEO)
+    assert plain.alias_bindings == {}
+
+
+def test_aliases_leave_the_vendors_names_as_they_are(journal: MemoryJournal) -> None:
+    ledger = life(journal, ALVEO, shells=True)
+    ledger.naming.call_interfaces({INTERFACE: BOARD})
+    assert ledger.naming.present_resource(P3) == SHELL
+    assert not {REGION, WHOLE} & ledger.resources
+    ledger.naming.call_interfaces({})
+    assert means(ledger, SHELL) == INTERFACE
+
+
+def test_a_vendors_name_means_one_interface_id_while_a_card_or_a_pod_has_it(
+    journal: MemoryJournal,
+) -> None:
+    """Another card of that name is given out by its interface id meanwhile."""
+    ledger = life(journal, ALVEO, RENAMED, shells=True)
+    assert means(ledger, SHELL) == INTERFACE
+    assert SHELL not in ledger.naming.resources_of(RENAMED)
+    ledger.device_plugin.allocate(SHELL, [P3])
+    ledger.hardware.card_gone(ALVEO.id)
+    found(ledger, replace(RENAMED, numa_node=1))
+    assert means(ledger, SHELL) == INTERFACE, "a pod has it"
+    again = life(journal, RENAMED, shells=True)
+    assert means(again, SHELL) == INTERFACE, "after a restart, too"
+    again.device_plugin.release([P3])
+    found(again, RENAMED)
+    assert means(again, SHELL) == OTHER_INTERFACE
+    assert again.naming.resources_of(RENAMED) == (SHELL, None)
+
+
+@pytest.mark.parametrize("shells", [True, False])
+def test_a_vendors_name_is_kept_over_a_restart_where_it_is_wanted(
+    journal: MemoryJournal, *, shells: bool
+) -> None:
+    life(journal, ALVEO, shells=True).device_plugin.allocate(SHELL, [P3])
+    again = life(journal, CARD, shells=shells)  # the card is not there yet
+    assert again.alias_bindings == {SHELL: AliasBinding(INTERFACE, current=shells)}
+    assert again.naming.named_resource(SHELL).interface_id == INTERFACE
+    if not shells:  # and when it is wanted again while the pod runs
+        again = life(journal, AGAIN, shells=True)
+        assert again.naming.present_resource(P4) == SHELL
+        again = life(journal, CARD)
+    again.device_plugin.release([P3])
+    assert (SHELL in life(journal, CARD, shells=shells).alias_bindings) is shells
+
+
+def test_while_no_card_is_there_the_names_of_the_last_ones_are_registered(
+    journal: MemoryJournal,
+) -> None:
+    """A card may be in its reset when the plugin starts: kubelet hears of no other resource."""
+    by_id = Resource.parse(f"{PREFIX}/region-{INTERFACE}")
+    assert life(journal, ALVEO, CARD, shells=True).naming.lists(by_id), "CARD has no other name"
+    assert not life(journal, ALVEO, shells=True).naming.lists(by_id)
+    assert not life(journal, OTHER, shells=True).naming.lists(by_id)
+    assert life(journal, OTHER).naming.lists(by_id), "where nobody wants it"
+    assert life(MemoryJournal(), OTHER, shells=True).naming.lists(by_id)

@@ -5,8 +5,9 @@ Each of these broke without a fast test failing (`make mutants`): the table of d
 
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
-from ledger_support import MemoryJournal, former, found, gone, make_ledger, scrub, start
+from ledger_support import MemoryJournal, former, found, gone, hold, make_ledger, scrub, start
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
@@ -95,10 +96,10 @@ def test_a_region_that_is_kept_for_its_operator_is_given_to_nobody(ledger: Ledge
     debug = DebugHold(R0, POD_A, "space", "name", (), 600.0)
     ledger.device_plugin.started([ledger.allocations[P0]], debug)
     ledger.device_plugin.release([P0])
-    ledger.work.keep(R0, 1000.0)
+    hold(ledger, R0, until=1000.0)
     with pytest.raises(RefusedError, match="is kept"):
         ledger.device_plugin.allocate(REGIONS, [P0])
-    ledger.work.end_debug([R0])
+    debug_holds.end(ledger, [R0])
     ledger.device_plugin.allocate(REGIONS, [P0])
 
 
@@ -111,9 +112,8 @@ def test_what_is_known_of_a_kept_region_is_written_once_and_of_no_other() -> Non
     ledger.device_plugin.release([P0])
     writes = journal.writes
     for _ in range(2):
-        ledger.work.note_failure(R0, "it ended with 1")
-        ledger.work.keep(R0, 1000.0)
-        ledger.work.note_failure(R1, "nobody asked to look at it")
+        hold(ledger, R0, failure="it ended with 1")
+        hold(ledger, R0, until=1000.0)
     assert journal.writes == writes + 2
     assert set(journal.snapshot.debug_holds) == {R0}
     assert journal.snapshot.debug_holds[R0].failure == "it ended with 1"

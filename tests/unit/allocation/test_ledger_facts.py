@@ -11,6 +11,7 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_ca
 from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy, trouble
 from test_dra_steps import A, owner
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
     Allocation,
@@ -313,10 +314,10 @@ def test_a_region_is_kept_for_nobody_while_it_has_an_owner() -> None:
     ledger, _ = make_ledger(CARD)
     debug = DebugHold(R0, POD, "space", "name", (), 600.0, "it failed", 1e9)
     ledger.commit(Change(debug_holds={R0: debug}))
-    assert ledger.debug_hold(R0) == debug
-    assert ledger.debug_hold(R1) is None
+    assert debug_holds.in_force(ledger, R0) == debug
+    assert debug_holds.in_force(ledger, R1) is None
     ledger.commit(Change(allocations={DeviceId(R0): Allocation(DeviceId(R0), REGIONS, {})}))
-    assert ledger.debug_hold(R0) is None
+    assert debug_holds.in_force(ledger, R0) is None
 
 
 # ------------------------------------------------------------------ functions

@@ -14,9 +14,10 @@ import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_support import MemoryJournal, gone, listed, make_lists, remembered, table, trouble
+from ledger_support import MemoryJournal, gone, hold, listed, make_lists, remembered, table, trouble
 from test_state_unwritten import laxer
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.ledger import Ledger
@@ -268,18 +269,18 @@ class Steps(RuleBasedStateMachine):
 
     @rule(region=one_region, words=st.sampled_from(["", "it failed"]))
     def failure_noted(self, region, words) -> None:
-        self.happens_or_not(lambda: self.ledger.work.note_failure(region, words))
+        self.happens_or_not(lambda: hold(self.ledger, region, failure=words))
 
     @rule(region=one_region, until=st.sampled_from([1.0, 2.0]))
     def kept(self, region, until) -> None:
         free = self.ledger.region_allocation(region) is None
         if region in self.ledger.debug_holds and free:
-            done = self.happens_or_not(lambda: (self.ledger.work.keep(region, until), True))
+            done = self.happens_or_not(lambda: (hold(self.ledger, region, until=until), True))
             assert done is None or trouble(self.ledger, region)
 
     @rule(regions=some_regions)
     def no_longer_kept(self, regions) -> None:
-        self.happens_or_not(lambda: self.ledger.work.end_debug(regions))
+        self.happens_or_not(lambda: debug_holds.end(self.ledger, regions))
 
     @invariant()
     def nobody_owns_what_is_kept(self) -> None:

@@ -50,7 +50,30 @@ def test_each_reason_is_found_and_says_what_is_so_and_what_to_do(
     for one in ledger.obstacles.of(D0):
         assert one.message.startswith(one.what)
         assert one.why
-        assert one.operator
+        assert one.refusal(operator=True).hint
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_a_pods_owner_reads_no_command_and_the_operator_does(
+    ledger: Ledger, kind: ObstacleKind
+) -> None:
+    """What `fpga-plugin`, the plugin's log and the kernel's say is not a tenant's to see."""
+    REASONS[kind](ledger)
+    for one in ledger.obstacles.of(D0):
+        told = str(one.refusal().for_tenant())
+        assert "fpga-plugin " not in told
+        assert " log" not in told
+        if one.operator:
+            assert str(one.refusal()) == f"{one.message}: {one.operator}", "for status and log"
+
+
+def test_what_helps_beside_the_runbook_is_the_operators(ledger: Ledger) -> None:
+    fault = Fault(FaultKind.TRANSIENT, "fatal: 2 errors", "`fpga-plugin card retry`")
+    ledger.hardware.set_failing(CARD.id, {R0: fault})
+    (one,) = ledger.obstacles.of(D0)
+    assert one.told == "fatal: 2 errors; `fpga-plugin card retry`"
+    assert str(one.refusal()).endswith(": `fpga-plugin card retry`")
+    assert "retry" not in str(one.refusal().for_tenant())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REASONS if kind.stops & Stops.ALLOCATE])
@@ -131,7 +154,8 @@ def test_a_card_that_is_not_served_says_why_and_what_helps(ledger: Ledger) -> No
     )
     (gone,) = (one for one in ledger.obstacles.of(D0) if one.kind is ObstacleKind.GONE)
     assert gone.message == f"card {CARD.id} is not served: no driver"
-    assert gone.tenant.endswith("or mend the card: load dfl-pci")
+    assert gone.operator == "load dfl-pci"
+    assert gone.tenant.endswith("or ask the node's operator")
 
 
 def test_another_card_does_not_matter(ledger: Ledger) -> None:

@@ -85,7 +85,7 @@ def test_hardware_that_failed_is_told_apart_from_a_refusal() -> None:
 
 
 def test_the_pod_reads_whom_to_ask_in_place_of_commands_for_root() -> None:
-    error = HardwareError("it hangs", hint="as root: echo 1 > reset", for_operator=True)
+    error = HardwareError("it hangs", hint="as root: echo 1 > reset")
     (event,) = told(refuse(NAMED, error))
     assert event.note == "it hangs: ask the node's operator"
 

@@ -113,7 +113,7 @@ def test_a_missing_variable_is_refused_with_the_one_that_was_meant_to_be_it(wron
         namespace="n", name="p", uid="u", node="", service_account="", containers=(container,)
     )
     ((asks,), _) = container_requests(pod)
-    assert asks.wrong == (caught.value.message, caught.value.hint)
+    assert asks.wrong == (caught.value.message, caught.value.hint, caught.value.asked)
 
 
 def test_what_is_misspelt_elsewhere_is_not_named_for_a_missing_variable():

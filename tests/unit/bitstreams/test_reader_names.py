@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fpga_plugin.bitstreams import reader
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.errors import NotPermittedError, RefusedError, StoreUnavailableError
@@ -107,15 +107,59 @@ def test_a_refusal_has_the_names_that_were_read_last_and_waits_for_no_store(mani
     async def steps() -> None:
         store = StoreReader(library)
         targets = Targets(nothing, store, None, recorder=None)
-        assert str(targets.named(error)) == str(error), "nothing was read yet"
+        assert str(await targets.explained(error)) == str(error), "nothing was read yet"
         await store.names()
         manifest.answers.clear()
         before = threading.active_count()
-        assert str(targets.named(error)) == f"no gzip ({'1' * 32})"
+        assert str(await targets.explained(error)) == f"no gzip ({'1' * 32})"
         assert threading.active_count() == before
         manifest.answers.set()
         manifest.broken = True
         await store.names()
-        assert str(targets.named(error)) == str(error), "nothing of such a manifest counts"
+        assert str(await targets.explained(error)) == str(error), (
+            "nothing of such a manifest counts"
+        )
+
+    asyncio.run(steps())
+
+
+def entry(interface: str, bitstream: str | None, title: str):
+    contents = SimpleNamespace(name=title)
+    return SimpleNamespace(interface_id=interface, bitstream_id=bitstream, contents=contents)
+
+
+ENTRIES = (
+    entry("0" * 32, "1" * 32, "hello_afu"),
+    entry("2" * 32, "3" * 32, "hello_afu"),
+    entry("2" * 32, None, "hello_afu"),
+    entry("2" * 32, "4" * 32, "another"),
+    SimpleNamespace(interface_id="2" * 32, bitstream_id="5" * 32, contents=None),
+)
+
+
+@pytest.mark.parametrize(
+    ("title", "interface", "ids"),
+    [
+        ("hello_afu", "2" * 32, "3" * 32),
+        ("'hello_afu'", "2" * 32, "3" * 32),
+        ("hello_afu", None, f"{'1' * 32} or {'3' * 32}"),
+        ("hello", None, ""),
+    ],
+)
+def test_the_ids_of_a_title_are_found(title, interface, ids):
+    store = SimpleNamespace(root="/store", list=lambda: ENTRIES)
+    made = StoreReader(SimpleNamespace(trust=None, store=store))
+    assert asyncio.run(made.titled(title, interface)) == ids
+
+
+def test_no_refusal_waits_for_titles_of_a_store_that_hangs(monkeypatch):
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.05)
+    answers = threading.Event()
+    store = SimpleNamespace(root="/store", list=lambda: answers.wait(60) and ENTRIES)
+    made = StoreReader(SimpleNamespace(trust=None, store=store))
+
+    async def steps() -> None:
+        assert await made.titled("hello_afu") == ""
+        answers.set()
 
     asyncio.run(steps())

@@ -123,6 +123,7 @@ def test_the_sample_store_has_what_is_documented():
         (INTERFACE, OTHER_AFU),
         (INTERFACE, "583046af95883bdc653bc8fcede570d756ac30d9"),
         (INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
+        (INTERFACE, VADD),
         (INTERFACE, None),
         (OTHER_INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
         (OTHER_INTERFACE, None),

@@ -8,7 +8,6 @@ table of docs/proof.md.
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,7 +19,7 @@ from ledger_world import Pod
 
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, TenantImage
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.cards.byhand import HandProgrammer, Programmed
 from fpga_plugin.errors import (
     CardGoneError,
@@ -28,7 +27,6 @@ from fpga_plugin.errors import (
     InvalidRequestError,
     PortInUseError,
     RefusedError,
-    StoreUnavailableError,
     UnknownDeviceError,
 )
 from fpga_plugin.ids import Alias, BitstreamId, CardId, RegionId
@@ -54,15 +52,8 @@ def prepared(scene: Scene) -> Scene:
     async def aliases() -> Any:
         return NAMES.bitstreams
 
-    async def headers() -> Any:
-        contents = SimpleNamespace(name="hello_afu")
-        return [
-            SimpleNamespace(interface_id=of, bitstream_id=AFU, contents=contents)
-            for of in (INTERFACE, "0" * 32)
-        ]
-
     scene.images.names, scene.images.aliases = names, aliases  # type: ignore[attr-defined]
-    scene.images.headers = headers  # type: ignore[attr-defined]
+    scene.images.titles = {"hello_afu": AFU}
     return scene
 
 
@@ -344,21 +335,11 @@ def test_what_is_not_known_is_refused(
     assert not scene.images.loaded
 
 
-@pytest.mark.parametrize("title", ["hello_afu", "'hello_afu'"])
-def test_who_names_a_title_is_given_the_id(scene: Scene, title: str) -> None:
+def test_who_names_a_title_is_given_the_id(scene: Scene) -> None:
     """Status and `bitstream list` show titles, in quotes."""
     with pytest.raises(InvalidRequestError, match="no name of one") as caught:
-        program(scene, bitstream=title)
-    assert caught.value.hint == f"it is the title of bitstream {AFU}: name that"
-
-
-def test_who_names_nothing_is_told_so_while_the_store_does_not_answer(scene: Scene) -> None:
-    async def hangs() -> Any:
-        raise StoreUnavailableError("it hangs")
-
-    scene.images.headers = hangs  # type: ignore[attr-defined]
-    with pytest.raises(InvalidRequestError, match="no name of one"):
         program(scene, bitstream="hello_afu")
+    assert caught.value.hint == f"it is the title of bitstream {AFU}: name that"
 
 
 # ------------------------------------------------------------------ who waits

@@ -9,7 +9,7 @@ from doubles.cards import AFU, REGIONS, device, make_card
 from ledger_support import found, make_ledger, make_lists, reopened, shown
 
 from fpga_plugin.allocation.journal.records import Condition
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.cards.byhand import HandProgrammer
 from fpga_plugin.errors import (
     FpgaPluginError,
@@ -89,8 +89,8 @@ def test_a_name_that_cannot_be_looked_up_is_refused_for_that_reason(error: FpgaP
         async def aliases(self):
             raise error
 
-        async def headers(self):
-            raise error
+        async def titled(self, title, interface_id):
+            return ""
 
         async def names(self):
             return Names()

@@ -1,14 +1,15 @@
-"""What keeps a region for debugging, and what ends it: the ledger, and the look at pods."""
+"""What keeps a region for debugging, and what ends it: the look at pods."""
 
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from doubles.cards import AFU, REGIONS, WHOLE, device, make_card
-from ledger_support import found, make_ledger, make_lists, reopened, scrub, shown
+from doubles.cards import REGIONS
+from ledger_support import hold, make_ledger
+from test_debug_holds import ASKED, CARD, P0, P1, POD, R0, kept, started
 
-from fpga_plugin.allocation.journal.records import Condition, DebugHold
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards import debugging as debugging_module
@@ -20,117 +21,11 @@ from fpga_plugin.cards.debugging import (
     failure,
     parse_keep,
 )
-from fpga_plugin.errors import NoSourceError, RefusedError
+from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet import podsapi
 from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, ContainerState, Phase, Pod, Run
-
-CARD = make_card(1)
-P0, P1 = device(CARD, 0), device(CARD, 1)
-R0 = RegionId(P0)
-POD = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
-ASKED = DebugHold(RegionId(""), POD, "tenant", "compress", ("app",), 600.0)
-
-
-def started(debug=ASKED, at=P0, uid=POD, ledger=None):
-    """A pod's container runs on a region; it asked for that."""
-    journal = None
-    if ledger is None:
-        ledger, journal = make_ledger(CARD)
-    ledger.device_plugin.allocate(REGIONS, [at])
-    ledger.device_plugin.prestart_seen([at])
-    ledger.device_plugin.bind_pod([at], uid)
-    ledger.work.working([RegionId(at)])
-    ledger.work.programmed(RegionId(at), AFU)
-    ledger.device_plugin.started([ledger.allocations[at]], replace(debug, pod=uid))
-    return ledger, journal
-
-
-def kept(until=1000.0):
-    ledger, journal = started()
-    ledger.device_plugin.release([P0])
-    ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
-    ledger.work.keep(R0, until)
-    return ledger, journal
-
-
-def test_it_is_nobodys_and_given_to_nobody():
-    ledger, _ = kept()
-    assert ledger.region_allocation(R0) is None
-    assert ledger.record(R0).condition is Condition.DIRTY
-    assert shown(make_lists(ledger), REGIONS) == {P0: False, P1: True}
-    assert shown(make_lists(ledger), WHOLE) == {CARD.id: False}
-    for resource, name in ((REGIONS, P0), (WHOLE, CARD.id)):
-        with pytest.raises(RefusedError, match="p0 is kept for debugging as pod tenant/compress"):
-            ledger.device_plugin.allocate(resource, [name])
-    assert ledger.others_owned(CARD.id, [RegionId(P1)])  # its card's memory is left alone
-    assert not ledger.others_owned(CARD.id, [R0])
-
-
-def test_it_outlives_the_plugin_but_not_the_boot():
-    _, journal = kept()
-    ledger = reopened(journal, CARD)
-    assert ledger.debug_hold(R0) is not None
-    ledger = reopened(journal, CARD, boot_id="another")
-    assert ledger.debug_hold(R0) is None
-    assert R0 not in journal.snapshot.debug_holds
-
-
-@pytest.mark.parametrize(
-    "ends",
-    [
-        lambda ledger: ledger.work.working([R0]),
-        lambda ledger: ledger.hardware.card_gone(CARD.id),
-        lambda ledger: ledger.device_plugin.adopt(REGIONS, P0, POD, {}),
-        lambda ledger: ledger.work.end_debug([R0]),
-    ],
-    ids=["work", "card gone", "an owner that kubelet knows", "its end"],
-)
-def test_what_ends_it(ends):
-    ledger, journal = kept()
-    ends(ledger)
-    assert ledger.debug_hold(R0) is None
-    assert not journal.snapshot.debug_holds
-
-
-def test_before_it_is_decided_another_owner_may_have_it():
-    ledger, journal = started()
-    ledger.device_plugin.release([P0])
-    ledger.device_plugin.allocate(REGIONS, [P0])
-    assert not journal.snapshot.debug_holds
-
-
-def test_before_it_is_decided_its_card_is_left_as_it_is():
-    ledger, _ = started()
-    assert not ledger.debug_holds_on(CARD.id)
-    ledger.device_plugin.release([P0])
-    assert ledger.debug_hold(R0) is None
-    assert [one.region for one in ledger.debug_holds_on(CARD.id)] == [R0]  # nobody rebinds it
-    assert ledger.others_owned(CARD.id, [RegionId(P1)])  # nor clears its memory
-    assert not ledger.debug_holds_on(CARD.id, but=[R0])
-    ledger.work.end_debug([R0])
-    assert not ledger.others_owned(CARD.id, [RegionId(P1)])
-
-
-def test_the_start_of_another_container_forgets_what_failed():
-    ledger, _ = started()
-    ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
-    ledger.device_plugin.started([ledger.allocations[P0]], ASKED)
-    assert not ledger.debug_holds[R0].failure
-    ledger.device_plugin.started([ledger.allocations[P0]])
-    assert not ledger.debug_holds
-
-
-def test_an_owner_that_a_journal_shows_wins():
-    _, journal = started()
-    journal.snapshot.debug_holds[R0] = replace(ASKED, region=R0, until=1000.0)
-    ledger = reopened(journal, CARD)
-    assert not ledger.debug_holds
-    assert ledger.region_allocation(R0) is not None
-
-
-# -------------------------------------------------------------------- the look at pods
 
 
 def pod(*runs, ended=True, annotations=None, names=("app",)):
@@ -181,7 +76,7 @@ class Recorder:
 
 def debugging(ledger, answer=None, *, namespaces=("tenant",)):
     clock = SimpleNamespace(now=100.0)
-    operations = SimpleNamespace(ledger=ledger, debugged=set())
+    operations = SimpleNamespace(ledger=ledger, port_errors_logged=set())
     allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
     made = Debugging(
         operations,
@@ -202,16 +97,16 @@ def look(made):
 def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
     ledger, _ = started()
     made, clock, operations = debugging(ledger, pod(ran(3)))
-    assert operations.debugged == {R0}
+    assert operations.port_errors_logged == {R0}
     look(made)
-    assert ledger.debug_hold(R0) is None  # its pod has it
+    assert debug_holds.in_force(ledger, R0) is None  # its pod has it
     ledger.device_plugin.release([P0])
     look(made)
     assert ledger.debug_holds[R0].until == 700.0
     assert made._recorder.told[-1][0] == "FpgaRegionKept"
     clock.now = 699.0
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
     clock.now = 700.0
     look(made)
     assert not ledger.debug_holds
@@ -223,7 +118,7 @@ def test_what_a_former_version_keeps_for_longer_is_kept_for_an_hour():
     look(made)
     clock.now = 3699.0
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
     clock.now = 3700.0
     look(made)
     assert not ledger.debug_holds
@@ -239,7 +134,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
     assert not ledger.debug_holds[R0].until  # the status may come yet
     clock.now += DECIDE_SECONDS
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
 
 
 @pytest.mark.parametrize(
@@ -297,7 +192,7 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
     r1 = RegionId(P1)
     if then != "another container's":
         ledger.device_plugin.release([P1])
-        ledger.work.keep(r1, 1e9)  # the setting was made shorter since
+        hold(ledger, r1, until=1e9)  # the setting was made shorter since
     made, _, _ = debugging(ledger, pod(ran(3)))
     tell = made._pods.pod
 
@@ -308,12 +203,12 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
                 [ledger.allocations[P0]], replace(ASKED, containers=("log",))
             )
         else:
-            ledger.work.end_debug([r1])
+            debug_holds.end(ledger, [r1])
             if then == "another pod's":
                 ledger.device_plugin.allocate(REGIONS, [P1])
                 ledger.device_plugin.started([ledger.allocations[P1]], replace(ASKED, pod=POD))
                 ledger.device_plugin.release([P1])
-                ledger.work.keep(r1, 300.0)
+                hold(ledger, r1, until=300.0)
         return await tell(uid, held)
 
     made._pods.pod = pod_then
@@ -453,12 +348,3 @@ def test_which_containers_count():
     assert failure(both, []) == "container 'log' ended with exit code 7"
     again = pod(ContainerState(Phase.RUNNING, ended=Run(3, 1)), ended=False)
     assert failure(again, ["app"]) is None
-
-
-def test_a_scrub_does_not_touch_it_and_a_found_card_is_the_same():
-    ledger, _ = kept()
-    found(ledger, CARD)
-    assert ledger.debug_hold(R0) is not None
-    ledger.work.end_debug([R0])
-    scrub(ledger, CARD)
-    assert shown(make_lists(ledger), REGIONS) == {P0: True, P1: True}

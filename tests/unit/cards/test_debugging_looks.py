@@ -9,8 +9,10 @@ import pytest
 from doubles import LIMIT
 from doubles.cards import REGIONS, make_card
 from ledger_support import found, make_ledger
-from test_debugging import CARD, P0, P1, POD, R0, debugging, kept, look, pod, ran, started, wish
+from test_debug_holds import CARD, P0, P1, POD, R0, kept, started
+from test_debugging import debugging, look, pod, ran, wish
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards import debugging as debugging_module
 from fpga_plugin.cards.debugging import DECIDE_SECONDS
@@ -37,10 +39,10 @@ def counted(made):
 def test_only_an_owner_has_its_port_errors_logged():
     ledger, _ = kept()
     _, _, operations = debugging(ledger)
-    assert operations.debugged == set()
-    ledger.work.end_debug([R0])
+    assert operations.port_errors_logged == set()
+    debug_holds.end(ledger, [R0])
     started(ledger=ledger)
-    assert operations.debugged == {R0}, "as soon as it begins"
+    assert operations.port_errors_logged == {R0}, "as soon as it begins"
 
 
 def test_only_what_changes_on_its_card_is_a_reason_to_look():
@@ -140,7 +142,7 @@ def test_the_time_in_which_a_status_may_come_begins_anew_with_each_owner(seen):
     assert R0 in ledger.debug_holds
     made._pods.answer = pod(ran(3))
     look(made)
-    assert ledger.debug_hold(R0) is not None
+    assert debug_holds.in_force(ledger, R0) is not None
 
 
 def test_a_burst_of_changes_causes_one_look_and_nothing_causes_none(monkeypatch):

@@ -63,7 +63,7 @@ class Node:
             cgroups=None,
             observer=None,
         )
-        self.debugged = operations.debugged
+        self.debugged = operations.port_errors_logged
         self.inventory = Inventory(
             operations,
             CardQueue(interval=2.0),

@@ -12,19 +12,20 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from doubles.cards import AFU, BLANK
+from doubles.cards import AFU, BLANK, PREFIX
 from ledger_scene import Scene, scenes
 from ledger_world import FACTORY, Plugin, Reads
 from structlog.testing import capture_logs
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.reads import SILENT, SilentCardError
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Iommu, Region
-from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.settings.settings import Exposure, ScrubPolicy
 from fpga_plugin.settings.values import CardSelection
 
@@ -74,6 +75,7 @@ class Looks:
         problems: cards that are there and cannot be served.
         errors: port errors by region; None: they cannot be read.
         degraded: signals of all cards that take nothing away.
+        unguarded: what of the guard of all cards is missing.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Looks:
         self.problems: dict[CardId, CardProblem] = {}
         self.errors: dict[RegionId, Mapping[str, int] | None] = {}
         self.degraded: tuple[str, ...] = ()
+        self.unguarded = ""
         self.reads = SomeSilent()
         self._then: dict[tuple[str, CardId], Callable[[], None]] = {}
         for what in ("scan_card", "health", "afu_id", "port_errors"):
@@ -141,7 +144,8 @@ class Looks:
         return self.problems.get(card) or (board.card if board.present else None)
 
     def _health(self, card: Card) -> CardHealth:
-        return replace(type(self.rack).health(self.rack, card), degraded=self.degraded)
+        found = type(self.rack).health(self.rack, card)
+        return replace(found, degraded=self.degraded, unguarded=self.unguarded)
 
     def _port_errors(self, region: Region) -> Mapping[str, int]:
         if (errors := self.errors.get(region.id, {})) is None:
@@ -822,6 +826,49 @@ def test_what_another_process_did_to_a_region_is_told_of(looks: Callable[..., Lo
     assert look.told == [(look.one, f"region {region} shows AFU {FACTORY} where {BLANK} was left")]
 
 
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_guard_that_is_missing_is_restored_at_once_and_the_node_hears_of_it(
+    looks: Callable[..., Looks], *, owned: bool
+) -> None:
+    look = looks()
+    guarded: list[bool] = []
+
+    def guard(card: Card, *, left: bool) -> str:
+        guarded.append(left)
+        return look.unguarded
+
+    look.rack.guard = guard  # type: ignore[method-assign]
+    region = look.scene.regions[0]
+    if owned:
+        resource, _ = resource_names(PREFIX, look.ledger.cards[look.one])
+        look.ledger.device_plugin.allocate(resource, [DeviceId(region)])
+    look.run(look.inventory.check(look.one))
+    assert (guarded, look.told) == ([], [])
+    look.unguarded = "the mask of its mailbox is 0x0"
+    look.run(look.inventory.check(look.one))
+    assert guarded == [False]
+    assert look.told == [(look.one, "the mask of its mailbox is 0x0; it is set again")]
+    (line,) = look.lines("card was not guarded")
+    assert (line["card"], line["missing"]) == (look.one, look.unguarded)
+    assert serves(look, region)
+
+
+def test_a_card_whose_guard_cannot_be_restored_gets_no_new_owner(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+
+    def guard(card: Card, *, left: bool) -> str:
+        raise HardwareError("the user function does not follow")
+
+    look.rack.guard = guard  # type: ignore[method-assign]
+    look.unguarded = "the mask of its mailbox is 0x0"
+    look.run(look.inventory.check(look.one))
+    region = look.scene.regions[0]
+    assert look.ledger.failing[region].message == "unguarded: the user function does not follow"
+    assert not look.count("card was not guarded")
+
+
 # ------------------------------------------------------------------ how long it has to be well
 
 
@@ -908,7 +955,7 @@ def test_port_errors_are_told_of_where_they_are_asked_for_and_when_they_change(
     mine, second, _ = look.scene.regions
     look.scene.start(look.scene.admit(mine), AFU)
     pod = look.scene.pods[0].uid
-    debugged = look.scene.operations.debugged
+    debugged = look.scene.operations.port_errors_logged
     some, more = {"errors": 0x10}, {"errors": 0x30}
     shown = {"errors": "0x10"}, {"errors": "0x30"}
     story: list[tuple[bool, Mapping[str, int] | None, list[object]]] = [
@@ -940,7 +987,7 @@ def test_port_errors_are_told_of_where_they_are_asked_for_and_when_they_change(
 def test_port_errors_that_cannot_be_read_hide_no_others(looks: Callable[..., Looks]) -> None:
     look = looks()
     first, second, _ = look.scene.regions
-    look.scene.operations.debugged.update({first, second})
+    look.scene.operations.port_errors_logged.update({first, second})
     look.errors = {first: None, second: {"errors": 1}}
     look.run(look.inventory.check(look.one))
     assert [line["region"] for line in look.lines("port errors")] == [second]
@@ -952,7 +999,7 @@ def test_what_is_on_a_debugged_region_is_told_of_at_first_and_when_it_changes(
     look = looks()
     mine = look.scene.regions[0]
     look.scene.start(look.scene.admit(mine), AFU)
-    debugged = look.scene.operations.debugged
+    debugged = look.scene.operations.port_errors_logged
     story: list[tuple[bool, AfuId | None, list[AfuId | None]]] = [
         (False, AFU, []),
         (True, AFU, [AFU]),

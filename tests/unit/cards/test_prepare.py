@@ -299,10 +299,10 @@ def test_port_errors_are_logged_for_a_container_that_asks_for_it_and_for_no_othe
     pod = scene.admit(region)
     for params, expected in (({"debug": 1}, {region}), ({}, set()), ({"debug": 1}, {region})):
         call(scene, pod, asks(AFU, **params)).result()
-        assert operations.debugged == expected
+        assert operations.port_errors_logged == expected
     _ended(scene, pod)
     scene.plugin.work()
-    assert not operations.debugged
+    assert not operations.port_errors_logged
 
 
 def test_work_is_reported_once_a_region_and_a_refusal_is_no_work(scene: Scene) -> None:

@@ -13,6 +13,7 @@ from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.operations import CardOperations
@@ -575,7 +576,7 @@ def test_a_region_that_is_to_be_looked_at_is_not_scrubbed(make) -> None:
         settle(scene)
         assert scene.ledger.debug_holds
         assert not scene.rack.done
-        scene.plugin.call(lambda: scene.ledger.work.end_debug([region]))
+        scene.plugin.call(lambda: debug_holds.end(scene.ledger, [region]))
         look(scene, region)
         settle(scene)
     assert scene.condition(region) is Condition.BLANK

@@ -178,6 +178,21 @@ def test_an_allocation_that_ends_while_names_are_read_ends_the_call_as_any_other
     scene.refused(scene.plugin.begin(call), RefusedError, "ended before its container started")
 
 
+@pytest.mark.parametrize("title", ["hello_afu", "hello"])
+def test_who_asks_for_a_title_is_given_the_id(scene: Scene, title: str):
+    """Status and lists show titles; some could be names by their form."""
+
+    async def aliases():
+        return {}
+
+    scene.images.aliases, scene.images.titles = aliases, {title: AFU}
+    pod = scene.admit(scene.regions[0])
+    env = {"FPGA_REGION_0": INTERFACE, "FPGA_AFU_0": title}
+    call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+    said = f"FPGA_AFU_0='{title}': .* it is the title of bitstream {AFU}: ask for that"
+    scene.refused(scene.plugin.begin(call), InvalidRequestError, said)
+
+
 # ------------------------------------------------------------------ who is told
 
 

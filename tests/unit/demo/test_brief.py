@@ -16,7 +16,7 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
-from fpga_plugin.demo.manifest import read_manifest
+from fpga_plugin.demo.pod_manifest import read_manifest
 from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ResourceName
 

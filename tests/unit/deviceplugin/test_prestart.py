@@ -217,9 +217,7 @@ def test_the_operators_commands_stand_in_status_and_the_pods_owner_reads_whom_to
     scene: Scene, monkeypatch
 ):
     region = scene.regions[0]
-    failed = HardwareError(
-        "the port did not acknowledge", hint="as root: echo a > unbind", for_operator=True
-    )
+    failed = HardwareError("the port did not acknowledge", hint="as root: echo a > unbind")
 
     def reset(_hand):
         raise failed
@@ -232,7 +230,8 @@ def test_the_operators_commands_stand_in_status_and_the_pods_owner_reads_whom_to
         scene.plugin.work()
     with pytest.raises(HardwareError) as caught:
         task.result()
-    assert str(caught.value) == "the port did not acknowledge: ask the node's operator"
+    told = caught.value.for_tenant()
+    assert str(told) == "the port did not acknowledge: ask the node's operator"
     ((_, _, _, error), _) = refused.call_args
     assert str(error) == "the port did not acknowledge: as root: echo a > unbind"
 

@@ -275,7 +275,7 @@ def test_an_error_of_one_claim_is_its_own_answer(play: Callable[..., None]) -> N
     that of another pod in the same call is served all the same."""
     life = Life(
         answers={
-            1: RefusedError("not now", hint="as root: echo 1 > reset", for_operator=True),
+            1: RefusedError("not now", hint="echo 1 > reset", tenant="ask the node's operator"),
             2: (PreparedDevice(("one",), P1, ("cdi-1",)),),
             3: ZeroDivisionError("a bug"),
         }
@@ -565,6 +565,7 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert servicer.HEALTH_AGAIN * 2 < servicer.HEALTH_TIMEOUT, "one report may be lost"
+    assert servicer.HEALTH_TIMEOUT <= 300, "for so long a plugin that hangs reads as Healthy"
     monkeypatch.setattr(servicer, "HEALTH_AGAIN", 0.05)
 
     async def story(api: Api) -> None:

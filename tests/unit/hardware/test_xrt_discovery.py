@@ -9,6 +9,7 @@ from doubles.xclbins import ALVEO
 
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.model import AssumptionVerdict, Iommu
+from fpga_plugin.hardware.xrt import discovery
 
 PF0, PF1 = "/sys/bus/pci/devices/0000:10:00.0", "/sys/bus/pci/devices/0000:10:00.1"
 
@@ -37,6 +38,27 @@ def test_a_card_is_its_management_function_with_one_region(rig: Rig):
     assert region.grant.env == {"FPGA_FUNCTIONS_0000_10_00_0_P0": "0000:10:00.1"}
 
 
+@pytest.mark.parametrize(
+    ("device", "product", "memory"),
+    [
+        ("5000", "U200", 64),
+        ("5004", "U250", 64),
+        ("500c", "U280", 40),
+        ("5020", "U50", 8),
+        ("505c", "U55C", 16),
+    ],
+)
+def test_each_product_is_known_and_how_much_memory_it_has(
+    rig: Rig, device: str, product: str, memory: int
+):
+    rig.kernel.instead["0000:10:00.0/device"] = f"0x{device}"
+    assert rig.card().model == f"AMD Alveo {product}"
+    rig.backend._cleared[CARD] = (memory << 30) - 1
+    assert rig.card().some_memory_stays
+    rig.backend._cleared[CARD] = memory << 30
+    assert not rig.card().some_memory_stays
+
+
 def test_the_management_node_is_guarded(rig: Rig):
     assert rig.card().guarded == {"237:0"}
     assert rig.card(CARD_2).guarded == {"237:0"}  # 0x1100 and 0x1000 have one minor in this play
@@ -61,7 +83,7 @@ def test_what_is_read_of_the_user_function_is_read_by_name(rig: Rig):
     rig.backend.health(rig.card())
     listed = {p for p in rig.kernel.read_paths if p.startswith(PF1) and p.count("/") < 7}
     attributes = {path.rpartition("/")[2] for path in listed}
-    # Its own directory is listed for the names of subdevices, and none of them is entered.
+    # Its own directory is listed for the names of subdevices; of these rom.u alone is read.
     assert attributes <= {
         *("vendor", "device", "subsystem_vendor", "subsystem_device", "shutdown", "drm", "ready"),
         *("dev_offline", "device_bad_state", "xclbinuuid", "config_mailbox_channel_disable"),
@@ -134,6 +156,16 @@ def test_of_a_shell_with_two_stages_the_drivers_own_choice_names_the_resources(r
     assert rig.card().interface_id == ours
 
 
+def test_a_card_knows_what_amds_plugin_calls_it(rig: Rig):
+    """Shell and time stamp, as that plugin reads them: of the user function."""
+    assert rig.card().vendor_resource == "amd.com/xilinx_u55c_gen3x16_xdma_base_3-0"
+    rig.kernel.instead["rom.u.4096/VBNV"] = "xilinx_u200_xdma_201830_2"
+    rig.kernel.instead["rom.u.4096/timestamp"] = "1561656294"
+    assert rig.card().vendor_resource == "amd.com/xilinx_u200_xdma_201830_2-1561656294"
+    rig.kernel.instead["rom.u.4096/timestamp"] = "yesterday/"
+    assert rig.card().vendor_resource == ""
+
+
 def test_a_life_of_the_user_functions_driver_is_another_region(rig: Rig):
     before = rig.region()
     rig.board().unbind(user=True)
@@ -152,6 +184,11 @@ def test_what_a_qdma_shell_has_beside_the_render_node_is_granted(rig: Rig):
             }[path]
 
     assert qdma_nodes(Listing(), PF1) == ("/dev/xfpga/dma.qdma.u4097.0",)
+
+
+def test_the_grant_has_them(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(discovery, "qdma_nodes", lambda kernel, user: (f"/dev/{user[-12:]}",))
+    assert rig.region().grant.shared == ("/dev/0000:10:00.1",)
 
 
 def test_assumptions_say_what_holds_and_what_is_on_trust(rig: Rig):

@@ -13,7 +13,7 @@ from doubles import LIMIT
 from structlog.testing import capture_logs
 from test_store import AFU, INTERFACE, OTHER_INTERFACE
 
-from fpga_plugin.bitstreams.watch import look_at_store
+from fpga_plugin.bitstreams.watched_names import look_at_store
 from fpga_plugin.host import watcher
 from fpga_plugin.host.watcher import Look, Watcher
 

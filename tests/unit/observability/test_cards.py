@@ -151,3 +151,15 @@ def test_of_whole_cards_alone_a_region_is_as_healthy_as_its_card():
         (False, "so"),
         (False, f"region {R0} is not clean yet: so"),
     ]
+
+
+def test_what_a_scrub_waits_for_is_said_with_what_to_do():
+    ledger, _ = make_ledger(CARD)
+    ledger.work.dirty([R0], "its owner left")
+    ledger.keep_back([CARD.id])
+    reason, other = (one["reason"] for one in shown(plugin_on(ledger))["regions"])
+    assert reason.startswith(
+        f"its owner left; its scrub waits: who has card {CARD.id} is not known"
+    )
+    assert reason.endswith("(the plugin's log says what keeps it from reading them)")
+    assert other == ""

@@ -391,7 +391,7 @@ def test_the_table_has_the_reason_of_pods_that_wait_and_a_line_of_those_that_do_
     first, second, third, *rest = listed.splitlines()
     assert "team/compress " in first
     assert second.strip() == "no bitstream f"
-    assert "--history" in third
+    assert "--json" in third, "the history has no refusal that concerns no region, and not all"
     assert [line.split()[0] for line in rest] == [f"team/gone-{n}" for n in range(7)]
     assert "the long story" not in text
 
@@ -717,3 +717,9 @@ def test_a_clean_region_of_a_card_with_a_memory_clear_pending_says_so_beside_it(
     assert "(memory" not in table(status(card(clean)))
     dirty = region(condition="DIRTY", healthy=False)
     assert "(memory" not in table(status(card(dirty, memory="not cleared yet")))
+
+
+def test_status_says_what_nobody_has_seen_on_hardware():
+    text = table(status(card(untested="memory clear untested on hardware")))
+    assert "memory: cleared  memory clear untested on hardware  IOMMU: translate" in text
+    assert "untested" not in table(status(card(untested="")))

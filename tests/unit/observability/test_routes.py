@@ -1,7 +1,8 @@
-"""What may be done to a card while the plugin starts."""
+"""What may be asked over TCP and how often it is answered, and what is refused at the start."""
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +11,7 @@ from ledger_support import make_ledger
 
 from fpga_plugin.cards.actions import CardState
 from fpga_plugin.ids import CardId
-from fpga_plugin.observability.http import Request
+from fpga_plugin.observability.http import Request, Response, text
 from fpga_plugin.observability.routes import Routes
 from fpga_plugin.observability.status_context import StatusContext
 from fpga_plugin.plugin import Plugin
@@ -63,3 +64,29 @@ def test_nothing_is_programmed_by_hand_while_the_plugin_starts_nor_over_tcp():
     assert "the plugin is starting" in json.loads(answer.body)["error"]
     public = Request("POST", "/program", {}, "", body, "127.0.0.1")
     assert asyncio.run(routes.public(public)).status == 405
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/status.json", "/history.json"])
+def test_what_strangers_may_ask_for_is_rendered_once_a_second_whoever_asks(
+    monkeypatch: pytest.MonkeyPatch, path: str
+):
+    """Else a hundred connections that ask again and again hold up kubelet's calls."""
+    rendered = []
+
+    def drawn(name: str) -> Callable[[Routes, Request], Awaitable[Response]]:
+        async def draw(_routes: Routes, _request: Request) -> Response:
+            rendered.append(name)
+            return text(200, name)
+
+        return draw
+
+    for name in ("_metrics", "_page", "_status", "_history"):
+        monkeypatch.setattr(Routes, name, drawn(name))
+
+    async def many() -> set[int]:
+        routes = Routes(StatusContext(Settings(status_page=True)))
+        asked = [Request("GET", path, {}, "", b"", "127.0.0.1") for _ in range(120)]
+        return {one.status for one in await asyncio.gather(*map(routes.public, asked))}
+
+    assert asyncio.run(many()) == {200}
+    assert len(rendered) == 1

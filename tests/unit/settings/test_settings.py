@@ -54,6 +54,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "mode": ServedApi.DEVICE_PLUGIN,
         "resource_prefix": "fpga.intel.com",
         "xrt_resource_prefix": "fpga.amd.com",
+        "xrt_shell_resources": False,
         "xrt_tenant_loads": False,
         "neighbours": None,
         "advertise": Advertise.BOTH,
@@ -120,6 +121,7 @@ def test_every_default_is_what_its_own_text_gives():
     [
         ("RESOURCE_PREFIX", "fpga.example.org", "resource_prefix", "fpga.example.org"),
         ("XRT_RESOURCE_PREFIX", "amd.example.org", "xrt_resource_prefix", "amd.example.org"),
+        ("XRT_SHELL_RESOURCES", "1", "xrt_shell_resources", True),
         ("XRT_TENANT_LOADS", "true", "xrt_tenant_loads", True),
         ("BACKEND", "xrt", "backend", BackendKind.XRT),
         ("ADVERTISE", "region", "advertise", Advertise.REGION),

@@ -36,6 +36,9 @@ REFRESH_SECONDS: Final = 0.1
 
 FIRST_MINOR: Final = 128
 
+_LOOK: Final = 1 << 16
+"""Bytes looked at together of what is written to memory: the whole is not copied."""
+
 
 class AlveoBoard:
     """One plugged card. The caller holds the machine's lock.
@@ -47,7 +50,7 @@ class AlveoBoard:
         shape: its interface id.
         file: the identity of the file that plugs it.
         now: the clock.
-        changed: is told when drivers or nodes come and go.
+        changed: called when drivers or nodes come and go.
         owner: may write.
 
     Attributes:
@@ -137,7 +140,7 @@ class AlveoBoard:
         self._changed(self)
 
     def remove_node(self) -> None:
-        """Take the render node away; whoever has it open is ended."""
+        """Take the render node away; a process that has it open is ended."""
         self.openings += 1
         if (minor := self.state.minor) is not None:
             self._minors.free(minor - FIRST_MINOR)
@@ -310,7 +313,7 @@ class AlveoBoard:
 
     # ---------------------------------------------------------------- memory
 
-    def write_memory(self, address: int, data: bytes) -> None:
+    def write_memory(self, address: int, data: memoryview) -> None:
         """Write on-card memory; what is not zero is forgotten: it reads as something."""
         if self.fault() is SimulatedFault.MEMORY_STUCK:
             return
@@ -321,7 +324,9 @@ class AlveoBoard:
             for part in ((low, min(high, address)), (max(low, end), high))
             if part[0] < part[1]
         ]
-        if not data.strip(b"\0"):
+        if not any(
+            data[at : at + _LOOK].tobytes().strip(b"\0") for at in range(0, len(data), _LOOK)
+        ):
             kept.append((address, end))
         merged: list[tuple[int, int]] = []
         for low, high in sorted(kept):

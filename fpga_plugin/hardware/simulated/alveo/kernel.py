@@ -163,7 +163,9 @@ class SimulatedXrtKernel:
             if request in {_PREAD, _PWRITE}:
                 _, address, size, buffer = _UNMANAGED.unpack(argument)
                 if request == _PWRITE:
-                    file.board.write_memory(address, ctypes.string_at(buffer, size))
+                    file.board.write_memory(
+                        address, memoryview((ctypes.c_char * size).from_address(buffer))
+                    )
                 else:
                     ctypes.memmove(buffer, file.board.read_memory(address, size), size)
                 return 0

@@ -133,6 +133,7 @@ def user_entries(board: AlveoBoard) -> dict[str, Node]:
         "ulp_uuids": Attribute(_crash(board)),
         "kdsstat": Attribute(partial(_contexts, board)),
         "mig_calibration": "0x1",
+        f"rom.u.{board.address.bus << 8}": Fixed({"VBNV": SHELL, "timestamp": "0"}),
         "config_mailbox_channel_disable": Attribute(lambda: f"{board.copy:#x}"),
         "config_mailbox_channel_switch": "0x0",
         "drm": Fixed({f"card{minor}": Fixed({}), f"renderD{minor}": node}),

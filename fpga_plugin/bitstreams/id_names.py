@@ -1,8 +1,8 @@
 """What the store's manifest calls ids, put beside them wherever words for people have one.
 
-In one place, so that no message has to know of names: an id is told by its digits. The id stays,
-in brackets, since it names the file and what the policy is asked about. Left alone are ids that are
-part of something else, such as a path or a resource's name, and what a message quotes of a tenant.
+One place finds ids in a finished message by their digits, so that no message has to know of names.
+The id stays, in brackets, since it names the file and the policy's rules. Ids inside something else
+keep no name: a path, a resource's name, and what a message quotes of a tenant.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 The file's shape is that of kubelet 1.20 and later (pkg/kubelet/cm/devicemanager/checkpoint):
 `DeviceIDs` is a map from NUMA node to ids, -1 where the node is not known. The checksum is not
-kubelet's: nobody but kubelet can check it.
+kubelet's: only kubelet can check it.
 """
 
 import base64
@@ -29,7 +29,7 @@ class HeldDevices:
     Attributes:
         pod: whose.
         container: which of its containers.
-        resource: of which resource.
+        resource: whose devices they are.
         devices: ids by NUMA node.
         response: the plugin's answer to Allocate, which kubelet repeats at every start.
     """

@@ -1,8 +1,8 @@
 """Reads the manifest of a Pod, or of what makes Pods, as far as devices and variables go.
 
-What the API server would refuse is refused here, in words that say where. What only a cluster can
-tell (`valueFrom`, `$(VAR)`) is refused for FPGA_* variables, which the demo needs, and left out for
-others.
+What the API server would refuse is refused here, in words that say where. What only a cluster
+knows (`valueFrom`, `$(VAR)`) is refused for FPGA_* variables, which the demo needs. Other variables
+with it are left out.
 """
 
 import re

@@ -1,6 +1,6 @@
 """A device's owner: a pod with the device plugin API, a ResourceClaim and its pods with DRA.
 
-Names are foreign text; whoever shows them makes them safe for a terminal or a page.
+Names are foreign text: the code that shows them makes them safe for a terminal or a page.
 """
 
 from collections.abc import Callable, Mapping

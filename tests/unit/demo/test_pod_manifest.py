@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
+from fpga_plugin.demo.pod_manifest import ManifestError, read_manifest
 from fpga_plugin.demo.scheduling import UnschedulableError, effective_requests, schedule
 from fpga_plugin.kubernetes.names import ResourceName
 

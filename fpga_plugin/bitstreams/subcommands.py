@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from fpga_plugin.bitstreams.facts import FOREIGN, StoredView, facts_of, inspected, lines_of
 from fpga_plugin.bitstreams.files import Content, Progress, no_progress
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.install import install, remove
 from fpga_plugin.bitstreams.kinds import BLANK, Contents
 from fpga_plugin.bitstreams.manifest import in_utc
-from fpga_plugin.bitstreams.names import Names
 from fpga_plugin.bitstreams.places import is_blank
 from fpga_plugin.bitstreams.pod_manifest import pod_manifest
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
@@ -50,7 +50,7 @@ FAILED = 1
 
 
 def _store(args: argparse.Namespace) -> Store:
-    """The store of the command line; what is wrong with it is said of `--dir` where that names it.
+    """The store of the command line; errors name `--dir` where that chose it.
 
     Raises:
         BitstreamNotFoundError: `--dir` names none.
@@ -207,7 +207,7 @@ def _check_trust(file: str, contents: Contents, content: Content, args: argparse
         trust = _trust(Store(root), args).check(place.path, content)
     if args.trust is TrustMode.SIGNED:
         by_itself = place is None
-    else:  # whoever has keys wants to know of a wrong signature, needed or not
+    else:  # with keys, a wrong signature is reported even where none is needed
         by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
     if by_itself:
         signed = check_signed(path, place_of(path, contents).path, content, args.keys)

@@ -17,7 +17,7 @@ from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
 from fpga_plugin.bitstreams.manifest import InterfaceAliases
 from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
-from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust
+from fpga_plugin.build import exposure, names_interfaces, names_shells, open_hardware, open_trust
 from fpga_plugin.cards.blanks import VENDORS, WITHOUT
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
@@ -68,7 +68,7 @@ class NodeCard:
         alias: what the store's manifest calls its interface id.
         memory: how it stands with what earlier tenants left in its memory, by the journal;
             `not known` where the journal has nothing of the card.
-        exposed: to whom it is not given, since it exposes data; empty: to nobody.
+        exposed: what is refused of the card because it exposes data, and why; empty: nothing.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         without_blank: what becomes of them then.
         foreign: what pods hold of it that another plugin gave them.
@@ -161,6 +161,8 @@ def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
     if settings.advertise is not Advertise.AF:
         if not seen.card.reprogrammable:
             return ()
+        if names_shells(settings) and seen.card.vendor_resource:
+            return (ResourceName(seen.card.vendor_resource),)
         alias = seen.alias if names_interfaces(settings) else None
         return resource_names(prefix, seen.card, alias)
     found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}

@@ -1,6 +1,6 @@
 """`demo --serve --trouble`: cards fail and recover, so that people can rehearse it.
 
-One fault after the other is armed in the simulated cards' own directory, as anybody may arm one
+One fault after the other is armed in the simulated cards' own directory, as any user may arm one
 there (docs/runbook.md, "Rehearse trouble"), and taken away again.
 """
 
@@ -26,11 +26,11 @@ FAULTS: Final = ("thermal", "afu-hung", "port-open", "fatal", "pr-error")
 """Words of simulated cards' faults. What the last one breaks stays until its card is pulled."""
 
 Tell = Callable[[str], bool]
-"""Takes a line for people; returns whether anybody still reads."""
+"""Writes a line for people; returns whether the output still has a reader."""
 
 
 async def trouble(node: DemoNode, tell: Tell) -> None:
-    """Until it is cancelled, or nobody reads any more: one fault at a time, then a card is pulled.
+    """One fault at a time, then a card is pulled; until cancelled, or the output has no reader.
 
     Args:
         node: of simulated cards.

@@ -1,8 +1,8 @@
 """All nodes of a cluster at a glance: each plugin's own status, by way of the API server.
 
 No service of its own: the pods are listed, and each is asked for /status.json through the API
-server's proxy (`pods/proxy`), a few at a time. A node that does not answer is reported, and is no
-reason to leave out another one. What a node answers is bounded and parsed like anybody's input.
+server's proxy (`pods/proxy`), a few at a time. A node that does not answer is reported, and
+the others are shown. What a node answers is bounded and parsed as untrusted input.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ MOST_PAGES: Final = 100
 """A list that does not end by then is none."""
 
 MAX_STATUS: Final = 8 << 20
-"""Bytes of a node's status. Whoever may make a pod with the label is asked for one."""
+"""Bytes of a node's status. Every pod with the label is asked, also one that is no plugin's."""
 
 PORT: Final = 9102
 """Where nothing in the pod's spec says otherwise (FPGA_PLUGIN_HTTP_ADDRESS' default)."""
 
 _HOST: Final = "fpga-plugin"
-"""The API server's proxy hands the client's Host on, and a cluster's public name is none of a
-node's (`observability/hosts.py`). A name of one label is."""
+"""The API server's proxy hands the client's Host on, and a node does not accept a
+cluster's public name (`observability/hosts.py`). It accepts a name of one label."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -82,7 +82,7 @@ class _Pods(msgspec.Struct):
 
 
 class NodeTrouble(msgspec.Struct, frozen=True):
-    """As `TroubleView`."""
+    """One kind of trouble of a node, as in `TroubleView`."""
 
     refused: _Count
     drained: _Count
@@ -165,7 +165,7 @@ class NodeStatus:
     """What a node said.
 
     Attributes:
-        place: whom we asked.
+        place: the plugin's pod that was asked.
         error: why there is no status; else empty.
         summary: None where there is an error.
         status: all of it, as the node says it.
@@ -205,7 +205,7 @@ async def plugins(session: Session, namespace: str, selector: str) -> list[Plugi
     except ApiServerError as error:
         raise FleetError(
             f"the plugins' pods cannot be listed: {error.message}",
-            hint="it takes the rights to list pods and to get pods/proxy",
+            hint="it needs the rights to list pods and to get pods/proxy",
         ) from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FleetError(
@@ -262,7 +262,7 @@ async def _ask(session: Session, place: PluginPod) -> NodeStatus:
 def _why(error: ApiServerError) -> str:
     """With what to do about it, where that is known."""
     hints = {
-        403: "it takes the right to get pods/proxy",
+        403: "it needs the right to get pods/proxy",
         404: "its page is off: set FPGA_PLUGIN_STATUS_PAGE=true",
         421: "FPGA_PLUGIN_HTTP_HOSTS of that node refuses the name",
         503: "the API server does not reach it: does a NetworkPolicy keep it out?",

@@ -1,7 +1,7 @@
 """Which names in a store matter to its watcher: bitstreams, signatures, the manifest, and keys.
 
 Files are verified when they arrive, and a card without a blank bitstream is Unhealthy until the
-file is there; nobody should have to restart the plugin for that. On a network file system, where
+file is there; that needs no restart of the plugin. On a network file system, where
 inotify does not see everything, a PreStart finds the change, since it looks itself.
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fpga_plugin.commands.card_list import list_devices
-from fpga_plugin.observability.node import look
+from fpga_plugin.observability.node_facts import look
 from fpga_plugin.settings.settings import load_settings
 
 UID = "0" * 8 + "-1"

@@ -3,7 +3,7 @@
 import pytest
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
-from fpga_plugin.bitstreams.names import Names
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.errors import BitstreamNotFoundError, NotFinishedError
 from fpga_plugin.ids import Alias, BitstreamId, InterfaceId
 
