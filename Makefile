@@ -37,7 +37,7 @@ test: ## unit and integration tests, side by side (PYTEST_ARGS="-k lock", SEED=1
 	  $(wildcard tests/unit tests/integration tests/kernel/guest/test_drivers.py) $(PYTEST_ARGS)
 
 .PHONY: test-fast
-test-fast: ## unit tests alone, with a twentieth of hypothesis' examples (PYTEST_ARGS="-k lock")
+test-fast: ## unit tests alone, with a sixth of hypothesis' examples (PYTEST_ARGS="-k lock")
 	@bash .ci/setup dev
 	@HYPOTHESIS_PROFILE=fast $(PYTHON) -m pytest -q -n $${WORKERS:-$(PROCESSORS)} --dist worksteal \
 	  -o faulthandler_timeout=120 tests/unit $(PYTEST_ARGS)
@@ -127,7 +127,7 @@ test-deploy: ## chart and kustomization by the real helm and kustomize (takes Go
 	@$(PYTHON) -m pytest tests/deploy -q $(PYTEST_ARGS)
 
 .PHONY: soak
-soak: ## the tests that search for counterexamples, ten to twenty times as long (SEED=1)
+soak: ## the tests that search for counterexamples, thirty to sixty times as long (SEED=1)
 	@bash .ci/setup dev
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make soak SEED=$$seed)"; \

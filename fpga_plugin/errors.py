@@ -53,7 +53,7 @@ class FpgaPluginError(Exception):
         tenant: what a pod's owner can do, where the hint is for the node's operator; empty: the
             hint is for both.
         why: what the hardware said, for the log alone: a tenant can do nothing with it.
-        retry_after: seconds for which whoever refused asks to be left alone; 0: it does not ask.
+        retry_after: seconds that the refusing side asks to wait; 0: it does not ask.
 
     Both can always be encoded: names of files may hold bytes that are no UTF-8, which Python has as
     lone surrogates, and gRPC, HTML and the log would each fail with them.

@@ -1,8 +1,8 @@
 """The object graph: everything between kubelet and the cards, made and joined in one place.
 
 Things are made in the order in which they use each other: each gets those that it calls, and none
-calls those that were made after it. What happens below is told upwards by the queue of cards, by
-the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of `NodeParts`.
+calls those that were made after it. The queue of cards, the ledger's listeners and the
+observer report upwards what happens below. Tests make a `Plugin` too, on doubles of `NodeParts`.
 """
 
 import asyncio

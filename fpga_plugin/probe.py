@@ -1,7 +1,7 @@
 """`fpga-plugin-probe healthz` and `readyz`: asks the running plugin over its status socket.
 
-For kubelet's exec probes. The plugin's TCP address would do as well, but whoever reaches that may
-hold up the probes, and kubelet then restarts a plugin that is well. The socket is root's alone.
+For kubelet's exec probes. The plugin's TCP address would do as well, but its clients may hold up
+the probes, and kubelet then restarts a plugin that is well. The socket is root's alone.
 
 Kubelet starts this every few seconds on every node, so it imports nothing but `os`, `sys` and the C
 module of sockets: 15 ms of processor time and 8 MiB, where `fpga-plugin status` takes 330 ms. The

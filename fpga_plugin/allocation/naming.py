@@ -185,7 +185,12 @@ class Naming:
 
     def _by_shells_alone(self, interface_id: InterfaceId) -> bool:
         cards = [c for c in self._state.cards.values() if c.interface_id == interface_id]
-        return bool(cards) and all(self.resources_of(card)[1] is None for card in cards)
+        if cards:
+            return all(self.resources_of(card)[1] is None for card in cards)
+        return any(
+            is_shells(name) and meaning == AliasBinding(interface_id, current=True)
+            for name, meaning in self._state.alias_bindings.items()
+        )
 
     def resource(self, name: ResourceName) -> Resource | None:
         """Parse a resource's name; None: not this plugin's, or its alias is unknown.

@@ -1,9 +1,9 @@
 """PCI Express errors that the kernel has counted on a card's functions.
 
 The counters (`aer_dev_fatal`, `aer_dev_correctable`: Linux, sysfs-bus-pci-devices-aer_stats) only
-grow, and say nothing of when. So what they said when the card was first looked at, working, counts
-as well, and more is trouble. It stays trouble until the card is another one or the operator has
-looked: nothing in the counters says that the link is sound again.
+grow, and have no times. So the values at the first look at a working card count as healthy, and
+higher ones as an error. The error stays until the card is replaced or the operator has looked:
+nothing in the counters says that the link is sound again.
 """
 
 import re
@@ -40,7 +40,7 @@ class AerCounters:
         return self._all(kernel, card, others, "aer_dev_correctable")
 
     def forget(self, card: CardId) -> None:
-        """What the counters say at the next look counts as well."""
+        """The counters' values at the next look count as healthy."""
         for key in [key for key in list(self._first) if key[0] == card]:
             self._first.pop(key, None)
 

@@ -171,7 +171,7 @@ class Backend(Protocol):
     def give_back(self, card: Card, region: Region) -> None:
         """Return what `open_port` took of the node: drivers that it bound to PCI functions.
 
-        For a region that nobody owns and nobody works on; no harm where nothing was taken.
+        For a region without an owner or work in progress; harmless where nothing was taken.
 
         Raises:
             PortInUseError: a process has it open.
@@ -189,12 +189,12 @@ class Backend(Protocol):
     def make_functions(self, card: CardId, *, make: bool) -> None:
         """Make all virtual functions that a card can have, or remove those that it has.
 
-        Nobody may have anything of the card open. It may be a card that cannot be served: nothing
-        is removed that somebody may be using, a program or a virtual machine.
+        Nothing of the card may be open. It may be a card that cannot be served: nothing is removed
+        that a program or a virtual machine may be using.
 
         Raises:
-            RefusedError: it can have none, the driver makes none in its present state, or somebody
-                may be using one.
+            RefusedError: it can have none, the driver makes none in its present state, or one
+                may be in use.
             HardwareError: one cannot be looked at.
         """
 
@@ -240,7 +240,7 @@ class Backend(Protocol):
         dies meanwhile finishes it with `bind`.
 
         Raises:
-            PortInUseError: somebody has a node and does not end.
+            PortInUseError: a process has a node and does not end.
             CardGoneError: the card or a driver of it is gone.
             HardwareError: it failed.
         """
@@ -260,8 +260,8 @@ class Backend(Protocol):
     def rebind(self, card: Card) -> None:
         """Take the card's driver off and put it on again, which un-poisons its ports.
 
-        Every port is opened exclusively and closed again first: nobody may have one open. The card
-        has to be scanned again afterwards.
+        Every port is opened exclusively and closed again first: no process may have one open. The
+        card has to be scanned again afterwards.
 
         Raises:
             RefusedError: it must not be done now; nothing was touched.
@@ -283,7 +283,7 @@ class Backend(Protocol):
         """Read the hardware's health signals; never raises for what a dying card answers."""
 
     def accept_errors(self, card: CardId) -> None:
-        """The operator has looked: what counters of errors say at the next look counts as well."""
+        """The operator has looked: the error counters' values at the next look count as healthy."""
 
     def assumptions(self, card: CardId) -> tuple[Assumption, ...]:
         """What is taken for granted about a card, sound or not.
@@ -296,7 +296,7 @@ class Backend(Protocol):
 
 
 class EventSource(Protocol):
-    """Tells the event loop when cards come, go, or report trouble."""
+    """Reports to the event loop when cards come, go, or fail."""
 
     def start(self, changed: Callable[[CardId | None], None]) -> None:
         """Begin to call `changed` on the running loop.

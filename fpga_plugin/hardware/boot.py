@@ -8,7 +8,7 @@ def read_boot_id(kernel: Kernel) -> str:
     """The kernel's boot id.
 
     Raises:
-        HardwareError: /proc does not tell.
+        HardwareError: it cannot be read from /proc.
     """
     try:
         return kernel.boot_id()

@@ -1,4 +1,4 @@
-"""The cards of a node with several families: one backend of theirs, told apart by their cards."""
+"""The cards of a node with several families: one backend, which calls those of the families."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager

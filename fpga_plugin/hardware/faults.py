@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.Enum):
-    """What a fault allows the plugin to do about it; each value says that in a word."""
+    """What the plugin may do about a fault; each value is the word for it."""
 
     POISONED = "rebind"
     """A failed PR left the region so that every later one fails. A rebind of the card's driver
@@ -25,7 +25,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a region must not be given to anybody.
+    """Why a region must not be given to any pod.
 
     Attributes:
         kind: what the plugin may do about it.

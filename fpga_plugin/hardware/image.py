@@ -46,7 +46,7 @@ class KernelArgument:
 
 @dataclass(frozen=True, slots=True)
 class ComputeKernel:
-    """A kernel of an xclbin, as XRT's driver has to know it.
+    """A kernel of an xclbin, as XRT's driver needs it.
 
     Attributes:
         name: at most 63 bytes; foreign text.
@@ -89,7 +89,7 @@ class MemoryBank:
 
 @dataclass(frozen=True, slots=True)
 class Xclbin:
-    """An xclbin file, and what its loader has to tell XRT's driver beside it.
+    """An xclbin file, and what its loader has to pass to XRT's driver beside it.
 
     Attributes:
         files: what it is made of.

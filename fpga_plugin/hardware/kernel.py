@@ -20,7 +20,7 @@ class Registers(Protocol):
         """Set it."""
 
     def close(self) -> None:
-        """Take the mapping away."""
+        """Remove the mapping."""
 
 
 class Kernel(Protocol):

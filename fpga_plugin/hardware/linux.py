@@ -1,7 +1,7 @@
 """The real kernel: sysfs and device nodes, wherever they are mounted.
 
-A DaemonSet may see the node's trees at other places than /sys and /dev. The rest of the code speaks
-the node's own paths, which are also what containers are given; only this module knows better.
+A DaemonSet may see the node's trees at other places than /sys and /dev. The rest of the code uses
+the node's own paths, which containers are given too; only this module maps them.
 """
 
 import errno
@@ -146,6 +146,6 @@ class MappedRegisters:
         self._words[offset // 8] = value
 
     def close(self) -> None:
-        """Take the mapping away."""
+        """Remove the mapping."""
         self._words.release()
         self._mapping.close()

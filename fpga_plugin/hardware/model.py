@@ -84,7 +84,7 @@ class Card:
         vendor_resource: the resource by which the vendor's own device plugin gives such cards out;
             empty where there is none.
         model: the product's name, where it is known.
-        serial: the board's serial number, where its drivers tell.
+        serial: the board's serial number, where its drivers show it.
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
             regions away for seconds: while nobody waits for one, and never in a PreStart.
         takes: the kind of image that its driver programs.
@@ -125,7 +125,7 @@ class Card:
 
     @property
     def never_cleared(self) -> bool:
-        """Whether nobody clears its on-card memory, or a part of it, between two owners."""
+        """Whether its on-card memory, or a part of it, stays uncleared between two owners."""
         return not self.clears_memory or self.some_memory_stays
 
     @property

@@ -31,7 +31,7 @@ def numa_node(kernel: Kernel, function: str) -> int | None:
     """The NUMA node of a function; None where the kernel does not know it.
 
     Raises:
-        HardwareError: the kernel says nonsense.
+        HardwareError: the kernel's value makes no sense.
         OSError: it cannot be read.
     """
     path = f"{function}/numa_node"
@@ -44,7 +44,7 @@ def numa_node(kernel: Kernel, function: str) -> int | None:
 
 
 def root_complex(path: str) -> str:
-    """Of a function's real path. Kubernetes' own helper for pcieRoot takes it from there, too."""
+    """The root complex in a function's real path, as Kubernetes' helper for pcieRoot finds it."""
     root = _ROOT_COMPLEX.match(path)
     return "" if root is None else root[1]
 
@@ -85,7 +85,7 @@ def others(kernel: Kernel, function: str) -> tuple[PciAddress, ...]:
 
 
 def _physical(kernel: Kernel, function: PciAddress) -> PciAddress:
-    """The function itself, or of a virtual one that which has it."""
+    """The physical function: the function itself, or the one that a virtual one belongs to."""
     try:
         physical = os.path.basename(kernel.realpath(f"{PCI}/{function}/physfn"))
     except FileNotFoundError:

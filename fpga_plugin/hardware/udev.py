@@ -66,7 +66,7 @@ class UdevEvents:
         """Begin to call `changed` on the running loop.
 
         Raises:
-            HardwareError: libudev or the kernel's events are not to be had.
+            HardwareError: libudev or the kernel's events are not available.
         """
         monitor = _monitor()
         self._changed = changed
@@ -135,7 +135,7 @@ class UdevEvents:
 
 
 def _ignore(card: CardId | None) -> None:
-    """What is called before the start and after the end."""
+    """Stands in for `changed` before the start and after the end."""
 
 
 def _monitor() -> Any:

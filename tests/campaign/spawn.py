@@ -46,17 +46,11 @@ def serve_daemons(package: Path) -> "subprocess.Popen[bytes]":
 
 def main(descriptor: int, package: str) -> None:
     """Fork daemons until the line ends."""
-    import importlib
-    import pkgutil
-
     import points
 
     import fpga_plugin
 
-    # All of it, and what each brings: else each life imports it again. None begins a thread.
-    for module in pkgutil.walk_packages(fpga_plugin.__path__, "fpga_plugin."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    nursery.import_all()  # before the points are made
     assert str(Path(fpga_plugin.__file__).parents[1]) == package, fpga_plugin.__file__
     become = nursery._become
 

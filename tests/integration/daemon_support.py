@@ -197,16 +197,21 @@ def eventually(look: Callable[[], T], what: str = "that", *, limit: float = LIMI
     return found
 
 
+def others() -> dict[str, str]:
+    """The environment of this process, without settings of the plugin."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+
+
+def command(
+    *arguments: str, settings: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command of the plugin to its end, with these settings and no others."""
+    return nursery.run(arguments, others() | dict(settings or {}), str(ROOT), timeout=2 * LIMIT)
+
+
 def sign_manifest(store: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     """`bitstream sign --manifest`, as an operator types it."""
-    command = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-    return subprocess.run(
-        [*command, "--dir", str(store), *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return command("bitstream", "sign", "--manifest", "--dir", str(store), *options)
 
 
 class Signal:
@@ -496,8 +501,7 @@ class Plugin:
         self._raw: list[str] = []
         self._rest = b""
         self.signal = Signal()
-        others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-        self.process = launch(wrapper, others | dict(env))
+        self.process = launch(wrapper, others() | dict(env))
         assert self.process.stderr is not None
         self._pipe = self.process.stderr
         os.set_blocking(self._pipe.fileno(), False)

@@ -10,8 +10,11 @@ subreaper, prctl(2)) and its end is seen there, with its exit code.
 """
 
 import ctypes
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -22,6 +25,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import IO
+
+import fpga_plugin
 
 PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h"""
@@ -150,9 +155,21 @@ def run(
     return subprocess.CompletedProcess([*arguments], code, out, err)
 
 
+def import_all() -> None:
+    """Import the whole package, and what each module brings; none begins a thread.
+
+    Else each process imports again what the plugin imports when it needs it.
+    """
+    for module in pkgutil.walk_packages(fpga_plugin.__path__, "fpga_plugin."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
 def _serve(descriptor: int) -> None:
-    import fpga_plugin.daemon.process  # noqa: F401  # what is to be there before a fork
+    import_all()
     from fpga_plugin.commands.main import main
+
+    gc.freeze()  # a command's last collection would look at, and so copy, all that was imported
 
     with socket.socket(fileno=descriptor) as connection:
         while True:

@@ -1,9 +1,6 @@
 """Bitstreams by what the store's manifest calls them, by the daemon as a process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,9 @@ from daemon_support import (
     P0,
     P1,
     REGIONS,
-    ROOT,
     Node,
     Refused,
+    command,
     eventually,
     request,
     sign_manifest,
@@ -41,17 +38,8 @@ def name(store: Path, **names: str) -> None:
     sign_manifest(store, *options).check_returncode()
 
 
-def shown(node: Node, command: str) -> dict:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", command, "--json"],
-        env=env | node.settings,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return json.loads(done.stdout or "{}")
+def shown(node: Node, name: str) -> dict:
+    return json.loads(command(name, "--json", settings=node.settings).stdout or "{}")
 
 
 def on_p0(node: Node) -> tuple[str, str] | None:
@@ -127,9 +115,7 @@ def test_a_refusal_has_the_names_of_what_it_is_about(node):
     policy.write_text(f"version: 1\ndefault: allow\nrules: [{rule}]\n")
     node.set(policy_file=str(policy))
     name(node.store, gzip=AFU)
-    sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-    sign += ["--dir", str(node.store), f"--interface-alias={INTERFACE}=rack-cards"]
-    subprocess.run(sign, cwd=ROOT, check=True, capture_output=True)
+    sign_manifest(node.store, f"--interface-alias={INTERFACE}=rack-cards").check_returncode()
     node.up()
     node.kubelet.allocate(P0)
 

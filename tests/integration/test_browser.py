@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +29,7 @@ from daemon_support import (
     ROOT,
     Node,
     Refused,
+    command,
     request,
 )
 from doubles.pictures import size
@@ -426,15 +426,8 @@ def test_each_trouble_looks_different_and_is_counted_at_the_top(browser, scheme)
             node.kubelet.allocate(device)
             with pytest.raises(Refused):
                 node.kubelet.prestart(device, env=env)
-        done = subprocess.run(
-            [sys.executable, "-m", "fpga_plugin", "card", "drain", CARD_2],
-            env=os.environ | {"FPGA_PLUGIN_STATE_DIR": str(node.state_dir)},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT,
-        )
+        state = {"FPGA_PLUGIN_STATE_DIR": str(node.state_dir)}
+        done = command("card", "drain", CARD_2, settings=state)
         assert done.returncode == 0, done.stderr
         browser.open(url, height=2600, scheme=scheme)
         browser.picture(f"status-trouble-{scheme}")

@@ -1,23 +1,14 @@
 """`fpga-plugin card show`: what would be done, as text to send back; nothing is touched."""
 
 import json
-import os
-import subprocess
-import sys
 
-from daemon_support import AFU, CARD, ID, LIMIT, P0, REGIONS, ROOT, Node, request
+from daemon_support import AFU, CARD, ID, P0, REGIONS, Node, command, request, sign_manifest
 
 
 def check(node: Node, *options: str) -> str:
-    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    return subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", "card", "show", "--assumptions", *options],
-        env=others | dict(node.settings),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    ).stdout
+    done = command("card", "show", "--assumptions", *options, settings=node.settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_it_works_without_a_plugin_and_leaves_no_trace():
@@ -52,16 +43,7 @@ def test_beside_a_plugin_it_says_what_is_in_use_and_changes_nothing():
 
 def test_without_being_asked_it_lists_no_assumptions_and_names_no_plugin():
     with Node("2x1") as node:
-        others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "fpga_plugin", "card", "show", CARD, "--json"],
-            env=others | dict(node.settings),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=True,
-        )
-        found = json.loads(done.stdout)
+        found = json.loads(command("card", "show", CARD, "--json", settings=node.settings).stdout)
         assert [card["card"] for card in found["cards"]] == [CARD]
         assert found["cards"][0]["assumptions"] == []
         assert found["cards"][0]["functions"][0]["role"] == "card"
@@ -116,9 +98,8 @@ def test_the_settings_that_decide_are_in_the_report():
 def test_what_people_call_the_ids_is_shown_with_them():
     with Node("1x1") as node:
         node.own_store()
-        sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
         aliases = [f"--alias={ID}/{AFU}.gbs=gzip", f"--interface-alias={ID}=rack-cards"]
-        subprocess.run([*sign, "--dir", str(node.store), *aliases], check=True, cwd=ROOT)
+        sign_manifest(node.store, *aliases).check_returncode()
         node.up()
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request("gzip"))

@@ -1,24 +1,16 @@
 """`fpga-plugin devices` beside a plugin, after one, and where there is little to read."""
 
 import json
-import os
 import subprocess
-import sys
 from typing import Any
 
-from daemon_support import LIMIT, P0, Node
+from daemon_support import P0, Node, command
 
 
 def devices(node: Node, *options: str) -> "subprocess.CompletedProcess[str]":
-    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    return subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", "devices", *options],
-        env=others | dict(node.settings),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    )
+    done = command("devices", *options, settings=node.settings)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def listed(node: Node) -> tuple[str, list[tuple[str, str]]]:

@@ -4,8 +4,6 @@ import contextlib
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -20,11 +18,11 @@ from daemon_support import (
     LIMIT,
     P0,
     P1,
-    ROOT,
     Node,
     Refused,
     eventually,
     message,
+    sign_manifest,
 )
 from dra_support import (
     DRIVER,
@@ -521,9 +519,7 @@ def test_a_policy_counts_for_the_claims_namespace():
 def test_a_refused_claim_hears_what_people_call_the_bitstream():
     with DraNode() as node:
         node.own_store()
-        sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-        sign += ["--dir", str(node.store), f"--alias={ID}/{AFU}.gbs=gzip"]
-        subprocess.run(sign, cwd=ROOT, check=True, capture_output=True)
+        sign_manifest(node.store, f"--alias={ID}/{AFU}.gbs=gzip").check_returncode()
         policy = node.folder / "policy.yaml"
         policy.write_text("version: 1\ndefault: deny\n")
         node.set(policy_file=str(policy))

@@ -3,15 +3,12 @@
 import contextlib
 import http.client
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from daemon_support import P0, REGIONS, ROOT, Node, request
+from daemon_support import P0, REGIONS, Node, command, request
 from test_http import address
 
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
@@ -127,16 +124,8 @@ def cluster():
 
 
 def fleet(cluster, tmp_path, *arguments):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    return subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", "fleet", *arguments],
-        env=env | {"KUBECONFIG": cluster.kubeconfig(tmp_path), "HOME": str(tmp_path)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    where = {"KUBECONFIG": cluster.kubeconfig(tmp_path), "HOME": str(tmp_path)}
+    return command("fleet", *arguments, settings=where)
 
 
 @contextlib.contextmanager

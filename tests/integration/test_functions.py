@@ -1,9 +1,6 @@
 """Preprogrammed functions (FPGA_PLUGIN_ADVERTISE=af): handed over as they are, never programmed."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +13,6 @@ from daemon_support import (
     FACTORY,
     HEALTHY,
     ID,
-    LIMIT,
     NO_REQUEST,
     P0,
     P1,
@@ -25,6 +21,7 @@ from daemon_support import (
     UNHEALTHY,
     Node,
     Refused,
+    command,
     eventually,
     message,
     request,
@@ -414,44 +411,36 @@ def test_a_card_that_cannot_be_programmed_is_told_so_and_not_advertised_by_regio
 # ------------------------------------------------------------------ what is shown
 
 
-def command(node: Node, *arguments: str) -> Any:
+def printed(node: Node, *arguments: str) -> Any:
     """What a command prints, once it can: the status' socket comes a moment after the start."""
-    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
 
     def run() -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "fpga_plugin", *arguments, "--json"],
-            env=others | dict(node.settings),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
+        done = command(*arguments, "--json", settings=node.settings)
         return "" if done.returncode else done.stdout
 
     return json.loads(eventually(run, f"an answer of {arguments}"))
 
 
 def test_commands_say_what_is_kept_and_why_a_card_is_not_served(node: Node) -> None:
-    (card,) = command(node, "devices")["cards"]
+    (card,) = printed(node, "devices")["cards"]
     assert card["note"] == ""
     assert [region["condition"] for region in card["regions"]] == ["UNBLANKED", "UNBLANKED"]
-    (checked,) = command(node, "card", "show", "--assumptions")["cards"]
+    (checked,) = printed(node, "card", "show", "--assumptions")["cards"]
     assert any(FUNCTION in one for one in checked["would"])
     assert any("program nothing" in one for one in checked["would"])
-    (shown,) = command(node, "status")["cards"]
+    (shown,) = printed(node, "status")["cards"]
     assert "no-blank-image" not in shown["note"]
     node.plugin.kill()
     node.set(simulated_cards="1x2+no-pr", advertise="both")
-    (card,) = command(node, "devices")["cards"]
+    (card,) = printed(node, "devices")["cards"]
     assert "cannot be reprogrammed" in card["note"]
-    (checked,) = command(node, "card", "show", "--assumptions")["cards"]
+    (checked,) = printed(node, "card", "show", "--assumptions")["cards"]
     assert checked["would"] == ["leave it alone"]
     assert "cannot be reprogrammed" in checked["problem"]
     partial = [one for one in checked["assumptions"] if "partially" in one["says"]]
     assert [one["verdict"] for one in partial] == ["does not hold"]
     node.start().until_logged("serving", resources=[])
-    (shown,) = command(node, "status")["cards"]
+    (shown,) = printed(node, "status")["cards"]
     assert "cannot be reprogrammed" in shown["note"]
 
 

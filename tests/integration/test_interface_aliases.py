@@ -1,10 +1,8 @@
 """Resources by what the store's manifest calls their interface ids, by the daemon as a process."""
 
 import json
-import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,9 @@ from daemon_support import (
     P0,
     P1,
     REGIONS,
-    ROOT,
     Node,
     Refused,
+    command,
     eventually,
     request,
     sign_manifest,
@@ -49,16 +47,8 @@ def call(store: Path, **names: str) -> None:
     sign_manifest(store, *options).check_returncode()
 
 
-def shown(node: Node, command: str, *options: str) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    return subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", command, *options],
-        env=env | node.settings,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
+def shown(node: Node, *words: str) -> str:
+    return command(*words, settings=node.settings).stdout
 
 
 def test_devices_are_listed_by_the_alias_in_place_of_the_id(node):

@@ -1,12 +1,22 @@
 """FPGA_PLUGIN_OBSERVE: what is said before anything is touched."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from daemon_support import AFU, CARD, CARDS, ID, P0, P1, REGIONS, ROOT, Node, eventually, message
+from daemon_support import (
+    AFU,
+    CARD,
+    CARDS,
+    ID,
+    P0,
+    P1,
+    REGIONS,
+    Node,
+    eventually,
+    message,
+    sign_manifest,
+)
 
 END = "observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)"
 
@@ -103,8 +113,6 @@ def test_observing_writes_nothing_beside_a_plugin_that_serves():
 def test_what_people_call_a_cards_interface_id_is_beside_it():
     with Node("1x1") as node:
         node.own_store()
-        sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-        alias = f"--interface-alias={ID}=rack-cards"
-        subprocess.run([*sign, "--dir", str(node.store), alias], check=True, cwd=ROOT)
+        sign_manifest(node.store, f"--interface-alias={ID}=rack-cards").check_returncode()
         (line,) = observed(node).logged("would serve card")
         assert (line["interface_id"], line["interface_alias"]) == (ID, "rack-cards")

@@ -1,13 +1,11 @@
 """`bitstream manifest FILE` prints a pod that asks for the file, and is served as it is."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from daemon_support import LIMIT, ROOT
+from daemon_support import ROOT, command
 
 ID = "ce48969398f05f33946d560708be108a"
 STORE = ROOT / "bitstreams" / ID
@@ -16,16 +14,7 @@ FILES = [file for file in FILES if file.suffix in {".gbs", ".aocx"}]
 
 
 def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    return subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", *arguments],
-        cwd=ROOT,
-        env=others | settings,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    return command(*arguments, settings=settings)
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.suffix + file.stem[:4] for file in FILES])

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_support import AFU, P0, Node, eventually, request
+from daemon_support import AFU, CARD, P0, Node, eventually, request
+from test_events import ApiServer
+from test_http import get
 
 from fpga_plugin.observability.client import ask
 
@@ -96,6 +98,22 @@ def test_switched_off_it_keeps_nothing_but_the_loss_of_capabilities_and_the_stat
         for name in line["missing"]:
             assert not shown(node)[name]["holds"]
             assert "FPGA_PLUGIN_SANDBOX" in shown(node)[name]["detail"]
+
+
+def test_a_confined_plugin_can_still_import_what_it_needs_late(tmp_path: Path):
+    """As a new program: what other tests start has imported all of it before it is confined."""
+    with (
+        ApiServer() as api,
+        Node("1x2", http_address="127.0.0.1:0", status_page="true", events="true") as node,
+    ):
+        node.wrapper = ("env",)
+        node.set(kubeconfig=api.kubeconfig(tmp_path))
+        node.settings["NODE_NAME"] = "node-1"
+        node.up()
+        assert node.plugin.logged("the plugin is confined")
+        assert get(node.plugin, "/metrics")[0] == get(node.plugin, "/")[0] == 200
+        node.unplug(CARD)
+        assert eventually(lambda: api.made)
 
 
 ASKS_A_PROGRAM = """

@@ -44,7 +44,7 @@ from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.kubernetes.names import ResourceName
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
-PODS = 500 if SOAK else 150
+PODS = 500 if SOAK else 60
 """In each walk."""
 
 BEGIN = int(os.environ.get("SEED", "20261121"))

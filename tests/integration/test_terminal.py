@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import nursery
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -34,42 +35,63 @@ COMMANDS = {
 each_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 
 
-def run(*arguments, **more):
-    options = {"env": ENVIRONMENT, "text": True, "timeout": 60, **more}
-    return subprocess.run(
+def run(*arguments, env=ENVIRONMENT):
+    return nursery.run(arguments, env, str(ROOT), timeout=60)
+
+
+def forked(stdout, *arguments):
+    """Run a command with this standard output; its exit code and standard error."""
+    process = nursery.launch(arguments, ENVIRONMENT, str(ROOT), stdout=stdout)
+    with process.stderr as stderr:
+        said = stderr.read().decode()
+    return process.wait(60), said
+
+
+def program(stdout, *arguments, **more):
+    """The same as a new program."""
+    done = subprocess.run(
         [sys.executable, "-m", "fpga_plugin", *arguments],
-        stderr=subprocess.PIPE, check=False, **options,
+        env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60,
+        check=False, **more,
     )  # fmt: skip
+    return done.returncode, done.stderr
 
 
-def run_unread(*arguments):
-    """Into a pipe that nobody reads any more."""
+@pytest.fixture
+def unread():
+    """A pipe that nobody reads any more."""
     reading, writing = os.pipe()
     os.close(reading)
-    try:
-        return run(*arguments, stdout=writing)
-    finally:
-        os.close(writing)
+    yield writing
+    os.close(writing)
+
+
+each_way = pytest.mark.parametrize(
+    ("into", "command"),
+    [
+        *(pytest.param(forked, command, id=name) for name, command in COMMANDS.items()),
+        pytest.param(program, COMMANDS["demo"], id="a new program"),
+    ],
+)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@each_command
-def test_output_that_cannot_be_written_is_a_failure_in_one_line(command):
+@each_way
+def test_output_that_cannot_be_written_is_a_failure_in_one_line(into, command):
     with open("/dev/full", "w") as full:
-        done = run(*command, stdout=full)
-    assert done.returncode == 1
-    assert done.stderr == ("fpga-plugin: the output cannot be written: No space left on device\n")
+        code, said = into(full.fileno(), *command)
+    assert code == 1
+    assert said == ("fpga-plugin: the output cannot be written: No space left on device\n")
 
 
-@each_command
-def test_a_reader_who_has_had_enough_hears_no_complaint(command):
-    done = run_unread(*command)
-    assert (done.returncode, done.stderr) == (0, "")
+@each_way
+def test_a_reader_who_has_had_enough_hears_no_complaint(unread, into, command):
+    assert into(unread, *command) == (0, "")
 
 
-def test_a_command_that_fails_says_so_to_a_reader_who_has_had_enough():
-    done = run_unread("bitstream", "verify", str(ROOT / "bitstreams/README.md"))
-    assert done.returncode == 1
+def test_a_command_that_fails_says_so_to_a_reader_who_has_had_enough(unread):
+    code, _ = forked(unread, "bitstream", "verify", str(ROOT / "bitstreams/README.md"))
+    assert code == 1
 
 
 @pytest.mark.parametrize(
@@ -99,9 +121,7 @@ def test_a_mistake_on_the_command_line_is_named_with_what_was_meant(command, mea
 
 @pytest.mark.parametrize("command", [[], ["card"], ["bitstream", "verify"]])
 def test_help_is_a_command_too(command):
-    asked, option = (
-        run(*words, stdout=subprocess.PIPE) for words in (["help", *command], [*command, "--help"])
-    )
+    asked, option = (run(*words) for words in (["help", *command], [*command, "--help"]))
     assert asked.returncode == 0
     assert asked.stdout == option.stdout
     assert asked.stdout.startswith(" ".join(["usage: fpga-plugin", *command]))
@@ -126,8 +146,8 @@ def test_without_standard_streams_it_does_its_work(command):
         os.close(0)
         os.close(1)
 
-    done = run(*command, preexec_fn=close)  # `<&- >&-` of a shell
-    assert (done.returncode, done.stderr) == (0, "")
+    # `<&- >&-` of a shell
+    assert program(None, *command, preexec_fn=close) == (0, "")
 
 
 @pytest.mark.parametrize("command", [["status"], ["card", "drain", "0000-10-00.0"]])
@@ -155,7 +175,7 @@ def test_an_interrupt_is_one_line(tmp_path, command):
     ids=" ".join,
 )
 def test_help_is_given_while_a_setting_is_wrong(command):
-    done = run(*command, env={**ENVIRONMENT, "FPGA_PLUGIN_SCRUB": "often"}, stdout=subprocess.PIPE)
+    done = run(*command, env={**ENVIRONMENT, "FPGA_PLUGIN_SCRUB": "often"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: fpga-plugin")
 
@@ -184,7 +204,7 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
     ids=" ".join,
 )
 def test_help_fits_a_terminal_of_eighty_columns(command):
-    done = run(*command, "--help", env={**ENVIRONMENT, "COLUMNS": "80"}, stdout=subprocess.PIPE)
+    done = run(*command, "--help", env={**ENVIRONMENT, "COLUMNS": "80"})
     *_, prose = done.stdout.partition("\n\n")
     # What is to be copied has its own lines.
     prose, _, _ = prose.partition("\nexample:")
@@ -194,14 +214,14 @@ def test_help_fits_a_terminal_of_eighty_columns(command):
 
 
 def test_without_a_command_it_says_which_there_are():
-    done = run(stdout=subprocess.PIPE)
+    done = run()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == run("--help", stdout=subprocess.PIPE).stdout
+    assert done.stdout == run("--help").stdout
 
 
 def test_errors_of_all_commands_look_alike(tmp_path):
     for command in (["bitstream", "inspect", str(tmp_path / "none.gbs")], ["policy", "check"]):
-        done = run(*command, stdout=subprocess.PIPE)
+        done = run(*command)
         first, *hints = done.stderr.splitlines()
         assert done.returncode in {1, 2}
         assert first.startswith(("fpga-plugin: ", "usage: "))
@@ -211,7 +231,7 @@ def test_errors_of_all_commands_look_alike(tmp_path):
 
 def completed(*words):
     """What bash would offer for the last of these words."""
-    script = run("completion", "bash", stdout=subprocess.PIPE).stdout
+    script = run("completion", "bash").stdout
     asked = " ".join(f"'{word}'" for word in words)
     script += f"""
 COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}
@@ -242,7 +262,7 @@ class Zsh:
 
     def __init__(self, folder):
         script = folder / "completion.zsh"
-        script.write_text(run("completion", "zsh", stdout=subprocess.PIPE).stdout)
+        script.write_text(run("completion", "zsh").stdout)
         self._said = b""
         self._terminal, its = pty.openpty()
         self._process = subprocess.Popen(
@@ -304,7 +324,7 @@ def test_zsh_completes_commands_and_options(tmp_path):
 @pytest.mark.needs("fish")
 def test_fish_completes_commands_and_options(tmp_path):
     script = tmp_path / "completion.fish"
-    script.write_text(run("completion", "fish", stdout=subprocess.PIPE).stdout)
+    script.write_text(run("completion", "fish").stdout)
 
     def completes(line):
         done = subprocess.run(

@@ -1,12 +1,10 @@
 """Which bitstreams a node programs: manifest, signatures, and files that change under it."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import daemon_support
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,7 +15,6 @@ from daemon_support import (
     HEALTHY,
     ID,
     P0,
-    ROOT,
     UNHEALTHY,
     Node,
     Refused,
@@ -27,14 +24,8 @@ from daemon_support import (
 
 def command(*args: object, node: Node | None = None, code: int = 0) -> str:
     """`fpga-plugin bitstream ...`, on a node if it is named; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", "bitstream", *map(str, args)],
-        check=False,
-        cwd=ROOT,
-        env=os.environ | (node.settings if node else {}),
-        capture_output=True,
-        text=True,
-    )
+    words = ["bitstream", *map(str, args)]
+    done = daemon_support.command(*words, settings=node.settings if node else {})
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 

@@ -1,6 +1,6 @@
 """What the DFL code takes for granted about a card, and what sysfs shows of it.
 
-For owners of cards that nobody has tried: `card show --assumptions` prints it, to be sent back. It
+For owners of untested cards: `card show --assumptions` prints it, to be sent back. It
 asks discovery what the card is, and shows by which attributes; it opens no device node, writes
 nothing, touches no register, and takes everything that it reads for foreign text. What only a
 programming could show is said to be on trust.

@@ -141,7 +141,7 @@ class DflBackend:
         return None
 
     def user_clock(self, region: Region) -> UserClock:
-        """What a region's user clock is now, by whatever its driver has to measure it."""
+        """What a region's user clock is now, by the counter that its driver offers."""
         return user_clock(self._kernel, region)
 
     def apply_settings(
@@ -182,10 +182,10 @@ class DflBackend:
         bind(self._kernel, PciAddress.parse(card))
 
     def reset(self, card: Card) -> None:
-        """Its regions are reset one by one, and nothing else is."""
+        """Does nothing: the regions of such a card are reset one by one."""
 
     def guard(self, card: Card, *, left: bool) -> str:  # noqa: ARG002 - of the interface
-        """Who may program is decided by the FME's node, which nobody is given."""
+        """Nothing to restore: programming needs the FME's node, which no container gets."""
         return ""
 
     def health(self, card: Card) -> CardHealth:
@@ -193,7 +193,7 @@ class DflBackend:
         return health(self._kernel, card, self._aer, afu_id=self.afu_id)
 
     def accept_errors(self, card: CardId) -> None:
-        """What its error counters say at the next look counts as well."""
+        """Its error counters' values at the next look count as healthy."""
         self._aer.forget(card)
 
     def assumptions(self, card: CardId) -> tuple[Assumption, ...]:

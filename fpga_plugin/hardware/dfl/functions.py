@@ -22,9 +22,9 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
     """Make all virtual functions that the card can have, or remove those that it has.
 
     Raises:
-        RefusedError: it can have none, the driver refused, or somebody may be using one.
-            `PortInUseError`: somebody has one open.
-        HardwareError: one cannot be looked at.
+        RefusedError: it can have none, the driver refused, or one may be in use.
+            `PortInUseError`: one is open.
+        HardwareError: one cannot be inspected.
     """
     directory = f"{PCI}/{PciAddress.parse(card)}"
     try:
@@ -60,7 +60,7 @@ def _unprobed(kernel: Kernel, directory: str) -> Iterator[None]:
     functions have a port, which needs dfl-pci. The switch belongs to the node's operator.
 
     Raises:
-        OSError: it cannot be said to the kernel.
+        OSError: the kernel refused the switch.
     """
     switch = f"{directory}/sriov_drivers_autoprobe"
     slot = any(not kernel.exists(f"{port}/afu_id") for port in _ports(kernel, directory))

@@ -3,7 +3,7 @@
 Reads only attributes that a running PR does not block (dfl-fme-error.c takes the FME's lock for
 fme_errors, first_error, next_error and pcie*_errors; not for the two read here). A port's errors
 that a tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub
-clears them. What it can cause of the card's, or that its accelerator hangs, bars no scrub.
+clears them. Neither card errors that an image can cause, nor a hung accelerator, bar a scrub.
 
 An FPGA manager's state is not judged: it reports the region that was programmed last, and that
 region's programmer has looked.

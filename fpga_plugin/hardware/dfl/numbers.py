@@ -1,4 +1,4 @@
-"""Device numbers: by which a container's processes open what it was given, whatever path it has.
+"""Device numbers: by them a container's processes open its nodes, whatever their paths are.
 
 The runtime makes a container's nodes from the numbers that the host's nodes have at its start, and
 its cgroup allows these numbers. The kernel gives them out again: a module that is loaded again has
@@ -23,7 +23,7 @@ def granted(kernel: Kernel, port: PortDevice) -> Mapping[Path, DeviceNumber]:
     """The numbers of a region's nodes, without those of IOMMU groups that VFIO does not have.
 
     Raises:
-        HardwareError: the kernel says nonsense.
+        HardwareError: the kernel's value makes no sense.
         OSError: one cannot be read.
     """
     if isinstance(port, SlotDevice):
@@ -38,7 +38,7 @@ def guarded(kernel: Kernel, fme: str, ports: Iterable[PortDevice]) -> frozenset[
     """The numbers of a card's nodes that no container may have: its FME, and the port of a slot.
 
     Raises:
-        HardwareError: the kernel says nonsense.
+        HardwareError: the kernel's value makes no sense.
         OSError: one cannot be read.
     """
     directories = [fme, *(port.sysfs for port in ports if isinstance(port, SlotDevice))]

@@ -1,4 +1,4 @@
-"""The kinds of cards that the DFL drivers serve, and what nothing but their use can show of each.
+"""The kinds of cards that the DFL drivers serve, and what only their use can show of each.
 
 What a card's owner can only take on trust differs from kind to kind: of a card that is never
 programmed nothing need be said of a programming, and only a slot has functions beside its port.

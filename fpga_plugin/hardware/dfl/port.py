@@ -337,7 +337,7 @@ class DflPort:
             )
 
     def _manager_says(self) -> list[str]:
-        """Lines of the manager's `state` and `status` that tell of an error (fpga-mgr.c)."""
+        """Lines of the manager's `state` and `status` that report an error (fpga-mgr.c)."""
         says: list[str] = []
         for platform in children(self._kernel, self._fme.sysfs, r"dfl-fme-mgr\.[0-9]{1,9}"):
             for manager in children(self._kernel, f"{platform}/fpga_manager", r"fpga[0-9]{1,9}"):
@@ -349,7 +349,7 @@ class DflPort:
         return says
 
     def leave(self) -> None:
-        """Nobody who has the node can program it."""
+        """Does nothing: the region's node does not let its holder program it."""
 
     def afu_id(self, expected: AfuId | None = None) -> AfuId:  # noqa: ARG002 - there is one
         """The id of the accelerator in the region; see `read_afu_id`."""
@@ -369,7 +369,7 @@ def leaves_in_reset(error: HardwareError) -> bool:
 
 
 def poisoned(region: Region) -> PortPoisonedError:
-    """What to say of a port that is held in reset."""
+    """The error for a port that is held in reset."""
     return PortPoisonedError(
         f"region {region.id} ({port_of(region).node}) is held in reset, as after a failed"
         " programming",

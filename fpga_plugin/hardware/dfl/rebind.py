@@ -94,7 +94,7 @@ def bind(kernel: Kernel, address: PciAddress, *, driver: str = defs.PCI_DRIVER) 
 
 
 def _check_unused(kernel: Kernel, card: Card) -> None:
-    """Nobody may have the FME open; waits for a PR that runs (dfl-fme-main.c, fme_open)."""
+    """Refuse while the FME is open; waits for a PR that runs (dfl-fme-main.c, fme_open)."""
     node = fme_of(card).node
     try:
         kernel.close(kernel.open(node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC))

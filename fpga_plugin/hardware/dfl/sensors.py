@@ -1,6 +1,6 @@
 """A card's temperature, power and error registers, as numbers to watch.
 
-What they mean for the card's health is `health`'s affair. A running PR holds the FME's lock, and
+`health` judges what they mean for the card. A running PR holds the FME's lock, and
 reading fme_errors, first_error, next_error, pcie*_errors or inject_errors waits for it. Only other
 attributes are read here, so this may be called at any time.
 """
@@ -39,7 +39,7 @@ def readings(kernel: Kernel, card: Card) -> Readings:
 
 
 def _add(kernel: Kernel, channels: Iterable[str], found: dict[str, dict[str, float]]) -> None:
-    """A device's channels, up to one that does not answer: each might take a time-out."""
+    """A device's channels, up to one that does not answer: each further one might time out."""
     try:
         for channel in channels:
             value = hwmon.value(kernel, channel)

@@ -43,7 +43,7 @@ def open_slot(
     """Hold a slot, its functions bound to vfio-pci if they had no driver.
 
     Raises:
-        PortInUseError: somebody has its port or one of its groups open, or (`SlotUnusableError`)
+        PortInUseError: its port or one of its groups is open elsewhere, or (`SlotUnusableError`)
             its functions cannot be had.
         CardGoneError: it is gone, or another one.
         HardwareError: the note of it cannot be written.
@@ -183,7 +183,7 @@ class OfsSlot:
             raise
 
     def leave(self) -> None:
-        """Nobody who has the node can program it."""
+        """Does nothing: the region's nodes do not let their holder program it."""
 
     def afu_id(self, expected: AfuId | None = None) -> AfuId:
         """What the slot's functions show: `expected` if one of them does, else the first one's.

@@ -1,4 +1,4 @@
-"""All IOMMU groups of a slot, held open together: nobody else can open one meanwhile.
+"""All IOMMU groups of a slot, held open together: no other process can open one meanwhile.
 
 A held group excludes everybody and touches no hardware; only a function's own descriptor, which is
 opened to read what is in the slot, has the kernel reset that function (vfio_pci_core_enable).
@@ -24,7 +24,7 @@ class Groups:
         functions: each bound to vfio-pci.
 
     Raises:
-        PortInUseError: somebody has one of the groups open.
+        PortInUseError: another process has one of the groups open.
         SlotUnusableError: one is not there, is not viable, or cannot be given an IOMMU domain.
     """
 

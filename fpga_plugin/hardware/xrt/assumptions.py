@@ -1,6 +1,6 @@
 """What the XRT code takes for granted about a card, and what sysfs shows of it.
 
-For owners of cards that nobody has tried: `card show --assumptions` prints it, to be sent back. It
+For owners of untested cards: `card show --assumptions` prints it, to be sent back. It
 reads attributes by their names; it opens no device node and writes nothing.
 """
 

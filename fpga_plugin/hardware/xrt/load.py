@@ -101,7 +101,7 @@ def _looked_up(kernel: Kernel, region: Region) -> str:
 
 
 def check_driver(kernel: Kernel, handle: Handle, node: str) -> None:
-    """Make sure that an open node's driver takes the plugin's requests for what they are.
+    """Make sure that an open node's driver understands the plugin's requests.
 
     Raises:
         HardwareError: it is another driver, or one before XRT 2.15.
@@ -126,7 +126,7 @@ def load(kernel: Kernel, handle: Handle, region: RegionId, user: str, xclbin: Xc
     """Load a file by force; up to a minute or more, and nothing can interrupt it.
 
     Raises:
-        PortInUseError: somebody has a context of the image that is there.
+        PortInUseError: a process has a context of the image that is there.
         ProgrammingError: it failed; what the card holds then is not known.
     """
     kernels = b"".join(map(_kernel, xclbin.kernels))

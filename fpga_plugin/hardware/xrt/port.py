@@ -2,7 +2,7 @@
 
 There is no exclusive open (O_EXCL always fails with EBUSY, and plain opens are not
 limited). The caller knows by its tenancies that nobody uses the region. What excludes others is the
-mask: nobody who has the node can load in the moment between the plugin's load and the mask unseen,
+mask: no holder of the node can load in the moment between the plugin's load and the mask unseen,
 since the record that decides is read after PF1 has the mask.
 """
 
@@ -97,7 +97,7 @@ class XrtPort:
 
         Raises:
             RefusedError: it is no xclbin, or not for this card's shell.
-            PortInUseError: somebody has a context of the image that is there.
+            PortInUseError: a process has a context of the image that is there.
             ProgrammingError: it failed, or another image was loaded meanwhile.
             HardwareError: the mask cannot be set.
         """

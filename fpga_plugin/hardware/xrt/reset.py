@@ -41,7 +41,7 @@ def hot_reset(kernel: Kernel, card: CardId, functions: Functions) -> None:
     """Reset a card that nobody uses; seconds, and nothing can interrupt it.
 
     Raises:
-        PortInUseError: somebody has the node and does not end; the reset goes on once he does.
+        PortInUseError: a process has the node and does not end; the reset goes on once it does.
         CardGoneError: a function or its driver is gone.
         HardwareError: it failed, or the card did not come back.
     """

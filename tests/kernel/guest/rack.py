@@ -244,7 +244,15 @@ def group(function: str) -> str:
 def drivers() -> list[str]:
     """The driver of each function, empty for none."""
     links = [PCI / function / "driver" for function in FUNCTIONS]
-    return [link.resolve().name if link.exists() else "" for link in links]
+    return [_target(link) for link in links]
+
+
+def _target(link: Path) -> str:
+    """The name of what it leads to; empty where it is not, or has just gone."""
+    try:
+        return link.readlink().name
+    except FileNotFoundError:
+        return ""
 
 
 def described(spec: str) -> list[tuple[int, str, bool]]:

@@ -12,7 +12,7 @@ from ledger_support import MemoryJournal, found, scrub
 from fpga_plugin.allocation.journal.records import AliasBinding
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.ids import Alias, InterfaceId, Resource
 from fpga_plugin.kubernetes.names import ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3), interface_id=OTHER_INTERFACE)
@@ -202,3 +202,15 @@ def test_a_vendors_name_is_kept_over_a_restart_where_it_is_wanted(
         again = life(journal, CARD)
     again.device_plugin.release([P3])
     assert (SHELL in life(journal, CARD, shells=shells).alias_bindings) is shells
+
+
+def test_while_no_card_is_there_the_names_of_the_last_ones_are_registered(
+    journal: MemoryJournal,
+) -> None:
+    """A card may be in its reset when the plugin starts: kubelet hears of no other resource."""
+    by_id = Resource.parse(f"{PREFIX}/region-{INTERFACE}")
+    assert life(journal, ALVEO, CARD, shells=True).naming.lists(by_id), "CARD has no other name"
+    assert not life(journal, ALVEO, shells=True).naming.lists(by_id)
+    assert not life(journal, OTHER, shells=True).naming.lists(by_id)
+    assert life(journal, OTHER).naming.lists(by_id), "where nobody wants it"
+    assert life(MemoryJournal(), OTHER, shells=True).naming.lists(by_id)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doubles.bitstreams import HASH, aocx, document, packed
 from doubles.samples import SAMPLES
 
-from fpga_plugin.bitstreams import actions
+from fpga_plugin.bitstreams import subcommands
 from fpga_plugin.bitstreams.manifest import MAX_VERSION, parse_manifest, write_manifest
 from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
@@ -345,7 +345,7 @@ def test_an_aocx_file_is_installed_by_its_hash_listed_verified_and_removed(run, 
 def test_progress_is_shown_to_people_on_large_files(run, tmp_path, monkeypatch):
     # Each phase of a test has another sys.stderr: it becomes a terminal here, not in a fixture.
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(actions, "_LARGE", 1)
+    monkeypatch.setattr(subcommands, "_LARGE", 1)
     key = tmp_path / "key.pem"
     key.write_bytes(PRIVATE_KEY)
     file = tmp_path / "big.gbs"
@@ -361,7 +361,7 @@ def test_progress_is_shown_to_people_on_large_files(run, tmp_path, monkeypatch):
 
 
 def test_progress_is_not_shown_to_scripts(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(actions, "_LARGE", 1)
+    monkeypatch.setattr(subcommands, "_LARGE", 1)
     assert run("inspect", SAMPLE)[2] == []
 
 
@@ -390,7 +390,7 @@ def test_verify_checks_files_against_their_path_and_the_options(run, tmp_path):
 def test_verify_without_files_checks_the_store(run):
     code, out, _ = run("verify", "--dir", SAMPLES)
     assert code == 0
-    assert len(out.splitlines()) == 10
+    assert len(out.splitlines()) == 12
 
 
 def test_verify_of_a_store_with_a_bad_file_exits_with_1(run, store):

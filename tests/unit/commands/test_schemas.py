@@ -46,7 +46,7 @@ def test_what_inspect_prints_keeps_to_its_schema_and_has_nothing_else(relative, 
 
 
 def test_what_list_prints_keeps_to_its_schema_and_has_nothing_else(tmp_path):
-    assert len(_printed("bitstream-list", ["list", "--dir", str(SAMPLES)], tmp_path)) == 10
+    assert len(_printed("bitstream-list", ["list", "--dir", str(SAMPLES)], tmp_path)) == 12
 
 
 def _printed(name, words, tmp_path):

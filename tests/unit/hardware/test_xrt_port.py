@@ -218,7 +218,7 @@ def test_one_stain_anywhere_at_a_sampled_place_is_found(rig: Rig):
 
     def stain(what: str) -> None:
         if what == hex(defs.PREAD_UNMGD):
-            rig.board().write_memory(last, b"\1")
+            rig.board().write_memory(last, memoryview(b"\1"))
 
     rig.kernel.before = stain
     with pytest.raises(HardwareError, match="is not clear"):
