@@ -4,7 +4,7 @@
     .venv/bin/python tests/load [--api extended|stock|dra] [--minutes 60] [--cards 256]
                                 [--hourly 4000] [--clients 8] [--seed 1]
 
-Prints what the plugin holds of the machine, minute by minute, in the form of docs/proof.md. Exits
+Prints what the plugin holds of the machine, minute by minute, in the form of docs/load.md. Exits
 with 1 if something grew, if the plugin ended, or if at the end not every device came back.
 """
 # ruff: noqa: T201 - a command prints

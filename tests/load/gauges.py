@@ -85,7 +85,7 @@ def growth(samples: Sequence[Sample]) -> list[str]:
 
 
 def table(samples: Sequence[Sample]) -> str:
-    """For docs/proof.md."""
+    """For docs/load.md."""
     gauges = ["RSS, MiB", "anonymous", "descriptors", "threads", "journal, KiB", "CPU, s"]
     names = ["minute", "pods", "attacks", *gauges]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]

@@ -1,7 +1,6 @@
 """Cards that come, go, and come back as others, as the ledger takes them.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. All
-orders of such steps are in test_ledger_steps.py.
+All orders of such steps are in test_ledger_steps.py.
 """
 
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """The count of a journal's transactions goes on, and so do they, whatever is lost on the way.
 
 A write-ahead log that is lost is only noticed by a count that is behind (invariant 4), so the count
-may never begin again. Each of these broke without a fast test noticing (`make mutants`): the table
-of docs/proof.md.
+may never begin again.
 """
 
 import os

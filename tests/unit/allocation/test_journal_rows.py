@@ -1,7 +1,6 @@
 """Rows that no plugin wrote, one by one: what only one look of several refuses.
 
-A journal that is believed where it should not be gives a region out unscrubbed (invariant 4). Each
-of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
+A journal that is believed where it should not be gives a region out unscrubbed (invariant 4).
 """
 
 import sqlite3

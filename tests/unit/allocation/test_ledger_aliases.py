@@ -1,7 +1,4 @@
-"""What a resource with an alias means, as long as a pod has a device by it.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""What a resource with an alias means, as long as a pod has a device by it."""
 
 from dataclasses import replace
 

@@ -1,7 +1,4 @@
-"""How allocations end, and what is refused: rules of the ledger that broke unnoticed.
-
-Each of these broke without a fast test failing (`make mutants`): the table of docs/proof.md.
-"""
+"""How allocations end, and what is refused: rules of the ledger that broke unnoticed."""
 
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card

@@ -1,7 +1,6 @@
 """What the ledger takes up at its start, and who hears of what, one fact after the other.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. All
-orders of steps are in test_ledger_steps.py.
+All orders of steps are in test_ledger_steps.py.
 """
 
 from dataclasses import replace

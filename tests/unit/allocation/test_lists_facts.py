@@ -1,7 +1,6 @@
 """What kubelet is sent of devices, one fact after the other.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-table of docs/architecture.md as a whole is in test_lists.py and test_ledger.py.
+The table of docs/architecture.md as a whole is in test_lists.py and test_ledger.py.
 """
 
 from dataclasses import replace

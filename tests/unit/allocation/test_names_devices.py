@@ -1,7 +1,4 @@
-"""What names tell of devices, and how long a lease on allocations holds.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""What names tell of devices, and how long a lease on allocations holds."""
 
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card

@@ -1,7 +1,4 @@
-"""Whose word counts for a bitstream, and until when: what the tests of signatures passed over.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""Whose word counts for a bitstream, and until when: what the tests of signatures passed over."""
 
 import contextlib
 import os

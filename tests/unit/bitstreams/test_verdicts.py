@@ -1,7 +1,4 @@
-"""What is remembered of the store's files: nothing that was refused, and nothing that is doubted.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""What is remembered of the store's files: nothing refused, nothing doubted."""
 
 import threading
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """What an operator does with a card, and what he is told before he pulls it.
 
 "It may be pulled" is a promise to somebody who has a hand on the hardware, and virtual functions
-that are made or removed take away what somebody has of the card. Each of these broke without a fast
-test noticing (`make mutants`): the table of docs/proof.md.
+that are made or removed take away what somebody has of the card.
 """
 
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,6 @@
 """What is known of the store's blank bitstreams, without a look at the store each time.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-same with files is in test_blanks.py.
+The same with files is in test_blanks.py.
 """
 
 import asyncio

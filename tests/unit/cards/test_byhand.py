@@ -1,8 +1,7 @@
 """A region is programmed by hand: when, in which order, and when not.
 
 It is the one way onto a region that no allocation stands for. So everything that a PreStart asks
-has to be asked here, too. Each of these broke without a fast test noticing (`make mutants`): the
-table of docs/proof.md.
+has to be asked here, too.
 """
 
 import asyncio

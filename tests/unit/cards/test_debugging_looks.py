@@ -1,7 +1,4 @@
-"""What keeps a region for debugging: who is asked for a pod's status, how often, and what follows.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""What keeps a region for debugging: who is asked for a pod's status, and how often."""
 
 import asyncio
 

@@ -2,8 +2,7 @@
 
 Each look reads in threads, and meanwhile cards come, go, are replaced, or are worked on. Nothing of
 this may take a card that is another one by now for the one that was read (invariants 2 and 4), nor
-a PR for a fault (invariant 3). Each of these broke without a fast test noticing (`make mutants`):
-the table of docs/proof.md.
+a PR for a fault (invariant 3).
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping

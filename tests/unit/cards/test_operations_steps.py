@@ -1,7 +1,4 @@
-"""What the ledger and the report say of a region after a step on it failed, whatever it failed of.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""What the ledger and the report say of a region after a step on it failed, for any cause."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """What a PreStart does to regions, in which order, and at which instants it stops.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-kubelet is notified is in test_prestart.py.
+What kubelet is notified is in test_prestart.py.
 """
 
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """When a card's driver is taken off and put on again, and when not, however it is asked for.
 
 It takes all regions of the card away for a moment, and crashes the kernel where a port is open.
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
 """
 
 from collections.abc import Callable

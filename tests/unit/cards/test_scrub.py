@@ -1,7 +1,6 @@
 """What is scrubbed, cleared and given back when nobody asks for it: the release's other duties.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-may come between two of its steps is in test_scrub_release.py.
+What may come between two of its steps is in test_scrub_release.py.
 """
 
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """What a claim's file reports the container runtime: its own nodes, to those who asked for them.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. When
-the file is there at all is in test_files.py.
+When the file is there at all is in test_files.py.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""What a ResourceClaim's object says: whose it is, what it has of this node, and for whom.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""What a ResourceClaim's object says: whose it is, what it has of this node, and for whom."""
 
 import asyncio
 import json

@@ -1,7 +1,6 @@
 """What each region of a claim becomes: what was asked for, by whom it was asked, and no more.
 
-Invariant 2. Each of these broke without a fast test noticing (`make mutants`): the table of
-docs/proof.md.
+Invariant 2.
 """
 
 import functools

@@ -341,9 +341,6 @@ def test_functions_and_cards_that_cannot_be_programmed_are_offered_by_the_device
     assert not [d for one in wanted(ledger, Advertise.AF)(Form()) for d in one.devices]
 
 
-# Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-
-
 def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
     """The scheduler knows nothing of these owners: it would give the device to a second one."""
     ledger, journal = make_ledger(CARD)

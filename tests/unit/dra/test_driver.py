@@ -1,7 +1,6 @@
 """DRA as kubelet finds it: what it takes, its two sockets, and what it says of itself.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-calls are in test_servicer.py, the driver with a daemon behind in tests/integration/test_dra.py.
+The calls are in test_servicer.py, the driver with a daemon behind in tests/integration/test_dra.py.
 """
 
 import asyncio

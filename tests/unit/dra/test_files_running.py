@@ -1,7 +1,6 @@
 """Claims' files while the plugin runs: what goes, what comes back, and what is left alone.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-orders of starts and restarts are in test_files.py.
+The orders of starts and restarts are in test_files.py.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """A ResourceClaim's Prepare and Unprepare, and what happens to it between any two of their steps.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
-orders of the checked model are in test_lifecycle_model.py, the driver as kubelet sees it in
+The orders of the checked model are in test_lifecycle_model.py, the driver as kubelet sees it in
 tests/integration/test_dra.py.
 """
 

@@ -1,7 +1,6 @@
 """What kubelet's record of claims, and the API server, do to claims: one look after the other.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. See
-test_reconcile_lost_claims.py for what fails meanwhile.
+See test_reconcile_lost_claims.py for what fails meanwhile.
 """
 
 import functools

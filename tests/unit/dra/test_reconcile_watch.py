@@ -1,7 +1,4 @@
-"""When kubelet's record of claims is read: at each word that it changed, and not all the time.
-
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
-"""
+"""When kubelet's record of claims is read: at each word that it changed, and not all the time."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,6 @@
 """Kubelet's calls of the second api over a socket: what each claim is answered, and who hears it.
 
-Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
-a claim goes through is in test_lifecycle.py, the driver with a daemon behind in
+What a claim goes through is in test_lifecycle.py, the driver with a daemon behind in
 tests/integration/test_dra.py.
 """
 
