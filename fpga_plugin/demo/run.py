@@ -217,17 +217,11 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
         except FpgaPluginError as error:
             recorder.emit(Failure(str(error), pod=pod.name))
             good = False
-        warned = recorder.warnings
-        output.verdict(
-            _verdict(
-                pod,
-                recorder.failure if not good else None,
-                warned,
-                real=bool(real) and _showed_another(recorder),
-            ),
-            good=good and not warned,
-        )
-        return EXIT_FAILED if not good else EXIT_MEANS_NOTHING if warned else 0
+    # Work is reported when all of a card's is done, which may be after its regions failed.
+    failure = None if good else recorder.failure
+    warned, other = recorder.warnings, bool(real) and _showed_another(recorder)
+    output.verdict(_verdict(pod, failure, warned, real=other), good=good and not warned)
+    return EXIT_FAILED if not good else EXIT_MEANS_NOTHING if warned else 0
 
 
 def _showed_another(recorder: Recorder) -> bool:

@@ -201,7 +201,8 @@ def main(descriptor: int) -> None:
 
     def become_one(stderr: int, env: Mapping[str, str], folder: str) -> None:
         become(stderr, env, folder)
-        Points(env[DEATH], env[LOG]).install()
+        if DEATH in env:  # a command has none
+            Points(env[DEATH], env[LOG]).install()
 
     nursery._become = become_one
     nursery._serve(descriptor)
