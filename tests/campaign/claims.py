@@ -15,6 +15,7 @@ import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from checker import Snapshot, Violation
@@ -486,8 +487,10 @@ class ClaimSide(Side):
         if not self.asked(tenant):
             return False
         row = self.journal().claim_owners.get(uid)
-        # Only the journal knew of another directory for its file (docs/dra.md).
-        stood, where = f"{uid} (journal: {row})", self.node.setup.cdi if row is None else "cdi*"
+        # A journal that was lost was the only one to know another directory (docs/dra.md).
+        file = "" if row is None else row.get("file", "")
+        where = Path(file).parent.name or self.node.setup.cdi
+        stood = f"{uid} (journal: {row})"
         self.node.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:
