@@ -44,6 +44,7 @@ class NotingKernel:
         written: what was written, in order.
         requests: ioctls, with their arguments.
         instead: answers of attributes, by the end of their paths: a text, or an error.
+        listed: what directories hold, by the end of their paths.
         before: is called before each write or ioctl.
     """
 
@@ -53,6 +54,7 @@ class NotingKernel:
         self.written: list[tuple[str, str]] = []
         self.requests: list[tuple[int, bytes]] = []
         self.instead: dict[str, str | OSError] = {}
+        self.listed: dict[str, list[str]] = {}
         self.before: Callable[[str], None] = lambda what: None
 
     def read(self, path: str) -> str:
@@ -66,6 +68,9 @@ class NotingKernel:
 
     def listdir(self, path: str) -> list[str]:
         self.read_paths.append(path)
+        for end, names in self.listed.items():
+            if path.endswith(end):
+                return names
         return self.inner.listdir(path)
 
     def write(self, path: str, text: str) -> None:

@@ -1,6 +1,8 @@
 """A node with several families: one backend, and each card its own family's."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles.xclbins import ALVEO
@@ -10,6 +12,7 @@ from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.families import Families
 from fpga_plugin.hardware.image import RawImage, Xclbin
+from fpga_plugin.hardware.model import AssumptionVerdict
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.hardware.xrt.backend import XrtBackend
 from fpga_plugin.ids import CardId
@@ -86,10 +89,75 @@ def test_a_card_that_no_family_has_is_gone(both: Families, tmp_path: Path):
     for ask in (both.functions, both.bind):
         with pytest.raises(CardGoneError):
             ask(nobody)
-    assert both.assumptions(nobody)
+    told = {one.says: one.verdict for one in both.assumptions(nobody)}
+    assert told["it is a PCI function that the kernel knows"] is AssumptionVerdict.FAILS
     both.accept_errors(nobody)
     fresh = made(tmp_path / "other").backend  # asked of a card before anybody listed them
     assert {f.driver for f in fresh.functions(U55C)} == {"xclmgmt", "xocl"}
+
+
+class Noting:
+    """A family that notes what is asked of it, beyond finding cards, and answers as it would."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.asked: list[str] = []
+        self.answers: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._backend, name)
+
+        def call(*args: Any) -> Any:
+            self.asked.append(name)
+            return self.answers[name] if name in self.answers else real(*args)
+
+        return call
+
+
+@pytest.fixture
+def noting(both: Families) -> tuple[Families, dict[CardId, Noting]]:
+    families = [Noting(each) for each in both._backends]
+    of = {card: each for each in families for card in each.card_ids()}
+    assert set(of) == {PAC, U55C}
+    return Families(families), of
+
+
+ASKED: dict[str, Callable[[Families, Any], object]] = {
+    "give_back": lambda both, card: both.give_back(card, card.regions[0]),
+    "clear_memory": lambda both, card: both.clear_memory(card),
+    "reset": lambda both, card: both.reset(card),
+    "rebind": lambda both, card: both.rebind(card),
+    "accept_errors": lambda both, card: both.accept_errors(card.id),
+    "bound_by_plugin": lambda both, card: both.bound_by_plugin(card.regions[0]),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("card_id", [PAC, U55C])
+def test_a_call_reaches_the_cards_own_family_and_no_other(noting, name: str, card_id: CardId):
+    both, of = noting
+    card = both.scan().cards[card_id]
+    for family in of.values():
+        family.asked.clear()
+        family.answers[name] = None  # what it does is the family's own tests' matter
+    ASKED[name](both, card)
+    assert {each: family.asked for each, family in of.items()} == {
+        PAC: [name] if card_id == PAC else [],
+        U55C: [name] if card_id == U55C else [],
+    }, "a card that is known is not looked for again either"
+
+
+def test_a_card_that_was_looked_at_alone_is_known(noting):
+    both, of = noting
+    card = both.scan_card(U55C)
+    of[U55C].answers["bound_by_plugin"] = True
+    assert both.bound_by_plugin(card.regions[0])
+
+
+def test_of_a_region_that_nobody_scanned_nothing_is_bound(noting):
+    both, of = noting
+    region = both.scan().cards[U55C].regions[0]
+    assert not Families(tuple(of.values())).bound_by_plugin(region)
 
 
 def test_a_card_in_trouble_is_its_own_familys_problem(tmp_path: Path):
