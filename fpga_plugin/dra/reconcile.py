@@ -21,7 +21,7 @@ claims keep their devices, and the rest is served.
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -47,7 +47,7 @@ from fpga_plugin.kubernetes.kubelet.dra_record import (
     RecordUnreadableError,
     read_record,
 )
-from fpga_plugin.kubernetes.names import ClaimUid
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 log = structlog.get_logger()
 
@@ -181,7 +181,7 @@ class ClaimReconciler:
         for uid in sorted(before):
             try:
                 if uid in record:
-                    await self._part(record[uid], calls[uid])
+                    await self._part(uid, record[uid].pods, calls[uid])
                 elif (owner := self._ledger.claim_owners.get(uid)) is not None:
                     await self._end_if_over(owner, calls[uid])
             except FpgaPluginError as error:
@@ -289,27 +289,18 @@ class ClaimReconciler:
             file=self._files.path(one.uid, one.driver),
         )
 
-    async def _part(self, recorded: RecordedClaim, calls: int) -> None:
-        """End the use of a claim by pods that the record no longer names.
+    async def _part(self, uid: ClaimUid, pods: Collection[PodUid], calls: int) -> None:
+        """End the use of a claim by pods other than these; `calls`: before the look.
 
         Their tenancies end with their processes.
 
         Raises:
             JournalError: it cannot be written down.
         """
-        uid = recorded.uid
         if self._ends.calls[uid] == calls:
-            self._ledger.dra.part(uid, recorded.pods)
+            self._ledger.dra.part(uid, pods)
         else:  # kubelet writes its record just before it calls: it is read once more
             self._wake.set()
-        await self._end_left(uid)
-
-    async def _end_left(self, uid: ClaimUid) -> None:
-        """End the tenancies of pods that left a claim and whose processes are gone.
-
-        Raises:
-            JournalError: it cannot be written down.
-        """
         left = [one for one in self._ledger.dra.tenancies_of_claim(uid) if one.left]
         gone = [one for one in left if await self._operations.living([one]) is None]
         self._ledger.work.end_tenancies(gone)
@@ -361,9 +352,8 @@ class ClaimReconciler:
             else:
                 if claim.reserved:
                     ledger.dra.join(uid, claim.pods)
-                    if claim.only_for_pods and self._ends.calls[uid] == calls:
-                        ledger.dra.part(uid, claim.users)
-                        await self._end_left(uid)
+                    if claim.only_for_pods:
+                        await self._part(uid, claim.users, calls)
                     return False
         ledger.dra.part(uid, ())  # the API server's word, and the record's
         if await self._operations.living(ledger.dra.tenancies_of_claim(uid)) is not None:

@@ -407,7 +407,7 @@ class Replay:
         )
         self.plugin.call(self.plugin.queue.sync)
         for each, one in record.items():
-            self.finish(self.reconciler._part(one, calls[each]))
+            self.finish(self.reconciler._part(each, one.pods, calls[each]))
 
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for claim in tuple(self.calls):
