@@ -143,7 +143,8 @@ class Naming:
         return resource_names(self.prefix_of(card), card, alias)
 
     def _vendors_name(self, card: Card) -> ResourceName | None:
-        return ResourceName(card.vendor_resource or "") or None if self._shells else None
+        named = self._shells and card.vendor_resource
+        return ResourceName(card.vendor_resource) if named else None
 
     def name_card(self, change: Change, card: Card) -> None:
         """A card is found: from now on there are its resources.

@@ -220,10 +220,10 @@ def look(path: str, progress: Progress = no_progress) -> tuple[Contents, Content
 
 
 def check_no_directory(path: str) -> None:
-    """Whoever names a directory may mean a store.
+    """Refuse a directory where a file is asked for: its reader may mean a store.
 
     Raises:
-        BitstreamError: it is one.
+        BitstreamError: it is a directory.
     """
     if os.path.isdir(path):
         raise BitstreamError(

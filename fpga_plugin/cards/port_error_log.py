@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class PortErrorLog:
-    """Logs port errors, and what is on their regions; see the module."""
+    """Logs port errors, and what is on their regions, where that is asked for."""
 
     def __init__(self, operations: CardOperations, reads: CardReads) -> None:
         self._operations, self._reads = operations, reads
