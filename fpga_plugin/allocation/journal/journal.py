@@ -91,7 +91,6 @@ class Journal:
         self._inode: Inode | None = None
         self._log_inode: Inode | None = None
         self._commits = 0
-        self._events = 0
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
         self._fold_failed = False
@@ -159,7 +158,7 @@ class Journal:
         try:
             self._set_up(db)
             rows.prepare(db)
-            self._events = history.prepare(db)
+            history.prepare(db)
             return db, self._load(db)
         except BaseException:
             db.close()
@@ -291,7 +290,7 @@ class Journal:
         os.replace(new, self.path)
         self._db = self._connect()
         self._set_up(self._db)
-        self.marker.renew(self._commits)
+        self.marker.count(self._commits, whole=True)
 
     def write(self, change: Change) -> None:
         """Make a change durable (`JournalWriter`)."""
@@ -306,8 +305,7 @@ class Journal:
         Raises:
             JournalError: nothing was written.
         """
-        self._commit(history.statements(entries, self._events))
-        self._events += len(entries)
+        self._commit(history.statements(entries))
 
     def _commit(self, statements: Iterable[rows.Statement | history.Statement]) -> None:
         """One transaction, all of it or nothing; it makes the statements as it goes.
