@@ -40,8 +40,14 @@ None is the beginning of another, so each variable is of one kind at most.
 _SUFFIX: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]+", re.ASCII)
 
-_MAX_CLOCK_DIGITS: Final = 9
-"""More digits are no clock in MHz of anything, and need no number to say so."""
+_SETTINGS: Final = {
+    "clock": (
+        re.compile(r"0*([0-9]{1,9})", re.ASCII),
+        "a whole number of MHz, of at most 9 digits",
+    ),
+    "debug": (re.compile(r"([01])"), "0 or 1"),
+}
+"""The driver parameters: what a value looks like, in the number of its group, and in words."""
 
 _PARAMS_RULE: Final = "write name=value, separated by commas, without blanks: clock=400,debug=1"
 
@@ -120,9 +126,8 @@ class _Variables:
     """The variables of one suffix, each parsed by itself."""
 
     region: InterfaceId | None = None
-    bitstream: BitstreamId | NamedBitstream | None = None
-    afu: BitstreamId | NamedBitstream | None = None
-    settings: DriverSettings | None = None
+    named: dict[str, BitstreamId | NamedBitstream] = field(default_factory=dict)
+    settings: DriverSettings = field(default_factory=DriverSettings)
 
 
 def is_request_variable(name: str) -> bool:
@@ -175,9 +180,9 @@ def assign(
         InvalidRequestError: there are requests, and none is for these devices' interface id.
         RefusedError: there are more requests for this interface id than regions.
     """
-    result: dict[RegionId, FpgaRequest | None] = {target.region: None for target in targets}
-    served = {target.interface_id for target in targets}
-    fitting = [request for request in requests if request.interface_id in served]
+    served = {target.region: target.interface_id for target in targets}
+    result: dict[RegionId, FpgaRequest | None] = dict.fromkeys(served)
+    fitting = [request for request in requests if request.interface_id in served.values()]
     if requests and not fitting:
         raise InvalidRequestError(
             f"{requests[0].region_variable} asks for interface id {_ids(requests)}, but the"
@@ -185,20 +190,13 @@ def assign(
             hint="request the resource and the bitstream of the same interface id",
         )
     for request in fitting:
-        free = next(
-            (
-                target.region
-                for target in targets
-                if target.interface_id == request.interface_id and result[target.region] is None
-            ),
-            None,
-        )
+        regions = [r for r, interface in served.items() if interface == request.interface_id]
+        free = next((region for region in regions if result[region] is None), None)
         if free is None:
             wanted = sum(r.interface_id == request.interface_id for r in fitting)
-            have = len({t.region for t in targets if t.interface_id == request.interface_id})
             raise RefusedError(
                 f"{request.region_variable}: the container asks for {wanted} programmed regions of"
-                f" interface id {request.interface_id} and was given {have}",
+                f" interface id {request.interface_id} and was given {len(regions)}",
                 hint="raise the resource's limit, or remove requests",
             )
         result[free] = request
@@ -242,22 +240,19 @@ def _parse_value(into: _Variables, kind: str, suffix: str, value: str) -> None:
     variable = _shown(kind + suffix)
     if not value:
         raise InvalidRequestError(f"{variable} is empty", hint="set it, or remove it")
-    if kind == _PARAMS:
-        try:
-            into.settings = _parse_settings(value)
-        except ValueError as error:
-            raise InvalidRequestError(f"{variable}: {error}", hint=_PARAMS_RULE) from None
-        return
+    asked = hint = ""
     try:
-        if kind == _REGION:
+        if kind == _PARAMS:
+            hint = _PARAMS_RULE
+            into.settings = _parse_settings(value)
+        elif kind == _REGION:
             into.region = parse_interface_id(value)
-        elif kind == _BITSTREAM:
-            into.bitstream = _parse_bitstream(value, variable)
         else:
-            into.afu = _parse_bitstream(value, variable)
+            asked = value[:MAX_QUOTED]
+            into.named[kind] = _parse_bitstream(value, variable)
     except ValueError as error:
-        asked = "" if kind == _REGION else value[:MAX_QUOTED]
-        raise InvalidRequestError(f"{variable}={quote(value)}: {error}", asked=asked) from None
+        message = f"{variable}={quote(value)}: {error}"
+        raise InvalidRequestError(message, hint=hint, asked=asked) from None
 
 
 def _parse_bitstream(value: str, variable: str) -> BitstreamId | NamedBitstream:
@@ -288,40 +283,23 @@ def _parse_settings(value: str) -> DriverSettings:
     Raises:
         ValueError: an element, a name or a value is wrong; quotes the element, not all of `value`.
     """
-    clock: int | None = None
-    debug = False
-    seen = set()
+    found: dict[str, int] = {}
     for element in value.split(","):
-        name, separator, setting = element.partition("=")
-        if not (name and separator and setting):
+        name, _, setting = element.partition("=")
+        if not name or not setting:
             msg = f"{quote(element)} is not of the form name=value"
-            raise ValueError(msg)
-        if name in seen:
+        elif name in found:
             msg = f"{quote(name)} is there twice"
-            raise ValueError(msg)
-        seen.add(name)
-        if name == "clock":
-            clock = _parse_clock(setting)
-        elif name == "debug":
-            if setting not in {"0", "1"}:
-                msg = f"debug is {quote(setting)}, not 0 or 1"
-                raise ValueError(msg)
-            debug = setting == "1"
-        else:
+        elif name not in _SETTINGS:
             msg = f"{quote(name)} is no driver parameter (clock, debug)"
-            raise ValueError(msg)
-    return DriverSettings(clock=clock, debug=debug)
-
-
-def _parse_clock(setting: str) -> int:
-    if not _DIGITS.fullmatch(setting):
-        msg = f"clock is {quote(setting)}, not a whole number of MHz"
+        else:
+            form, allowed = _SETTINGS[name]
+            if match := form.fullmatch(setting):
+                found[name] = int(match[1])
+                continue
+            msg = f"{name} is {quote(setting)}, not {allowed}"
         raise ValueError(msg)
-    digits = setting.lstrip("0") or "0"
-    if len(digits) > _MAX_CLOCK_DIGITS:
-        msg = f"clock is {quote(setting)}: no card runs at so many MHz"
-        raise ValueError(msg)
-    return int(digits)
+    return DriverSettings(clock=found.get("clock"), debug=bool(found.get("debug")))
 
 
 def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
@@ -331,27 +309,28 @@ def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
         InvalidRequestError: one is missing, or two contradict each other.
     """
     region, bitstream, afu, params = (_shown(kind + suffix) for kind in REQUEST_PREFIXES)
+    named = variables.named
     if variables.region is None:
-        there = bitstream if variables.bitstream else afu if variables.afu else params
+        there = bitstream if _BITSTREAM in named else afu if named else params
         raise InvalidRequestError(
             f"{there} is set, but {region} is not",
             hint=f"set {region} to the interface id of the device",
         )
-    wanted = variables.bitstream or variables.afu
-    if wanted is None:
+    if not named:
         raise InvalidRequestError(
             f"{region} is set, but neither {bitstream} nor {afu} is",
             hint="set one of them to the id of the bitstream",
         )
-    if variables.afu and variables.afu != wanted:
+    if len(set(named.values())) > 1:
         raise InvalidRequestError(
-            f"{bitstream}={wanted} and {afu}={variables.afu} differ", hint="remove one of them"
+            f"{bitstream}={named[_BITSTREAM]} and {afu}={named[_AFU]} differ",
+            hint="remove one of them",
         )
     return FpgaRequest(
         suffix=suffix,
         interface_id=variables.region,
-        bitstream_id=wanted,
-        settings=variables.settings or DriverSettings(),
+        bitstream_id=named.get(_BITSTREAM) or named[_AFU],
+        settings=variables.settings,
     )
 
 
