@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import structlog
 
 from fpga_plugin.allocation.journal import history, rows
-from fpga_plugin.allocation.journal.doubt import allocated_twice, doubted
+from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker
 from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.errors import FpgaPluginError, quote
@@ -88,8 +88,7 @@ class Journal:
         self.doubt = ""
         self.set_aside: str | None = None
         self.left_out: tuple[str, ...] = ()
-        self._inode: Inode | None = None
-        self._log_inode: Inode | None = None
+        self._inodes: tuple[Inode | None, Inode | None] = (None, None)
         self._commits = 0
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
@@ -174,21 +173,15 @@ class Journal:
         # The first reading makes the log. SQLite has it open from then on, and makes no other one
         # while the database is open: it only shortens it.
         db.execute("PRAGMA schema_version")
-        self._inode = inode_at(self.path)
-        self._log_inode = inode_at(f"{self.path}-wal")
+        self._inodes = self._inodes_now()
+
+    def _inodes_now(self) -> tuple[Inode | None, Inode | None]:
+        """The files that have the journal's names: the database and its log."""
+        return inode_at(self.path), inode_at(f"{self.path}-wal")
 
     def _load(self, db: sqlite3.Connection) -> Change:
         loaded = rows.load(db)
-        allocations = [
-            allocation
-            for allocation in loaded.snapshot.allocations.values()
-            if allocation is not None
-        ]
-        twice = (
-            f"allocations on {card}, as a whole and by region"
-            for card in allocated_twice(allocations)
-        )
-        self.left_out = (*loaded.left_out, *twice)
+        self.left_out = loaded.left_out
         self.doubt = self.doubt or self._doubt(loaded)
         self._commits = max(loaded.commits, self.marker.counted)
         identity, snapshot = loaded.identity, loaded.snapshot
@@ -261,8 +254,7 @@ class Journal:
         Raises:
             JournalError: it was removed, and cannot be put back.
         """
-        log_inode = inode_at(f"{self.path}-wal")
-        if inode_at(self.path) == self._inode and self._log_inode in (None, log_inode):
+        if self._inodes_now() == self._inodes:
             return
         try:
             self._put_back()
@@ -318,8 +310,7 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in statements:
-                    if values:
-                        self._db.executemany(statement, values)
+                    self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
                 self._writes += 1
             except BaseException:

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.allocation.journal import history
-from fpga_plugin.allocation.journal.doubt import of_schema_3, row_of_schema_3
+from fpga_plugin.allocation.journal.doubt import allocated_twice, of_schema_3, row_of_schema_3
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
     Allocation,
@@ -148,6 +148,8 @@ def load(db: sqlite3.Connection) -> Loaded:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")
         else:
             getattr(snapshot, kind)[parsed] = content
+    both = allocated_twice(snapshot.allocations)
+    left_out += (f"allocations on {card}, as a whole and by region" for card in both)
     if version == _LOANS:
         snapshot = of_schema_3(snapshot, found)
     return Loaded(snapshot, tuple(left_out), int(itself[_COMMITS]), itself[_IDENTITY], version)

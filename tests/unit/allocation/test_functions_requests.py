@@ -45,7 +45,7 @@ def test_requests_for_the_function_go_to_regions_in_order():
     assert assign(one) == {P0: one, P1: None}
     assert assign(one, two) == {P0: one, P1: two}
     with pytest.raises(
-        RefusedError, match="FPGA_REGION_3: the container asks for 3 .* was given 2"
+        RefusedError, match=r"FPGA_REGION_3: the container asks for 3 .* was given 2"
     ):
         assign(one, two, asked(AFU, n="3"))
 

@@ -217,6 +217,8 @@ def test_a_request_for_another_card_must_be_well_formed_too():
         ("clock=1000,debug=1", DriverSettings(clock=1000, debug=True)),
         ("debug=1,clock=10", DriverSettings(clock=10, debug=True)),
         ("clock=0", DriverSettings(clock=0)),
+        (f"clock={'0' * 5000}400", DriverSettings(clock=400)),
+        ("clock=999999999", DriverSettings(clock=999_999_999)),
     ],
 )
 def test_driver_parameters_are_read(value, settings):
