@@ -202,11 +202,8 @@ class Journal:
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""
         last, missing = self.marker.last, self.marker.counted - loaded.commits
-        if loaded.version != rows.SCHEMA_VERSION:
-            known = rows.SCHEMA_VERSION
-            return f"another version of the plugin wrote it (schema {loaded.version}, not {known})"
-        if self.left_out:
-            return f"{len(self.left_out)} of its rows make no sense, such as {self.left_out[0]}"
+        if loaded.wrong:
+            return loaded.wrong
         if last is None:
             known_by_none = f"{self.marker.path} does not say whether it is the last life's"
             return known_by_none if loaded.snapshot else ""
@@ -229,10 +226,7 @@ class Journal:
             db.execute("VACUUM INTO ?", (self.set_aside,))
         self._commits += 1
         db.execute("BEGIN IMMEDIATE")  # closing the connection rolls it back
-        for statement, values in (
-            *rows.replacement(snapshot, identity),
-            rows.counted(self._commits),
-        ):
+        for statement, values in rows.replacement(snapshot, identity, self._commits):
             db.executemany(statement, values)
         db.execute(f"PRAGMA user_version = {rows.SCHEMA_VERSION}")
         db.execute("COMMIT")

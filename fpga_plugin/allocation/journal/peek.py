@@ -29,12 +29,8 @@ def peek(state_dir: str) -> Change:
         with closing(sqlite3.connect(f"file:{path}?{how}", uri=True, timeout=1.0)) as db:
             rows.check(db)
             loaded = rows.load(db)
-        if loaded.version != rows.SCHEMA_VERSION:
-            msg = f"another version of the plugin wrote it (schema {loaded.version})"
-            raise ValueError(msg)  # noqa: TRY301  # as below
-        if loaded.left_out:  # a device may look free because of it
-            msg = f"rows make no sense, such as {loaded.left_out[0]}"
-            raise ValueError(msg)  # noqa: TRY301  # one error for all that keeps it from being read
+        if loaded.wrong:
+            raise ValueError(loaded.wrong)  # noqa: TRY301  # one error for all that keeps it from being read
     except (sqlite3.Error, ValueError) as error:
         raise JournalError(
             f"journal {path} cannot be read: {error}",

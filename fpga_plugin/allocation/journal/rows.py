@@ -83,6 +83,16 @@ class Loaded:
     identity: str = ""
     version: object = SCHEMA_VERSION
 
+    @property
+    def wrong(self) -> str:
+        """Why not all of it is what this version of the plugin writes; empty: it is."""
+        if self.version != SCHEMA_VERSION:
+            known = SCHEMA_VERSION
+            return f"another version of the plugin wrote it (schema {self.version}, not {known})"
+        if self.left_out:  # a device may look free because of it
+            return f"{len(self.left_out)} of its rows make no sense, such as {self.left_out[0]}"
+        return ""
+
 
 def prepare(db: sqlite3.Connection) -> None:
     """Make the table in an empty file; of another see that it can be used as it is.
@@ -155,11 +165,12 @@ def load(db: sqlite3.Connection) -> Loaded:
     return Loaded(snapshot, tuple(left_out), int(itself[_COMMITS]), itself[_IDENTITY], version)
 
 
-def replacement(snapshot: Change, identity: str) -> Iterable[Statement]:
+def replacement(snapshot: Change, identity: str, commits: int) -> Iterable[Statement]:
     """What makes the journal say this and nothing else."""
     yield "DELETE FROM journal", [()]
     yield from statements(snapshot)
     yield _INSERT, [(_IDENTITY, "", identity)]
+    yield counted(commits)
 
 
 def statements(change: Change) -> Iterable[Statement]:

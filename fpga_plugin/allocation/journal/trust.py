@@ -92,9 +92,7 @@ def _tenancy(known: Known, taking: Change, tenancy: Tenancy) -> bool:
     before = known.tenancies.get(key)
     if before is not None:
         return tenancy.used >= before.used and tenancy.left <= before.left
-    made = (
-        allocation.number for allocation in taking.allocations.values() if allocation is not None
-    )
+    made = {one.number for one in taking.allocations.values() if one is not None}
     return known.allocation_of(key) is not None or key.allocation in made
 
 

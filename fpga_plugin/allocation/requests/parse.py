@@ -106,21 +106,6 @@ class FpgaRequest:
         return _shown(_PARAMS + self.suffix)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionTarget:
-    """A region of the present call.
-
-    Attributes:
-        region: the region that would be programmed.
-        device: what kubelet calls it: the region itself, or its card.
-        interface_id: what its card takes.
-    """
-
-    region: RegionId
-    device: DeviceId
-    interface_id: InterfaceId
-
-
 @dataclass(slots=True)
 class _Variables:
     """The variables of one suffix, each parsed by itself."""
@@ -164,39 +149,39 @@ def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
 
 
 def assign(
-    requests: Sequence[FpgaRequest], targets: Sequence[RegionTarget]
+    requests: Sequence[FpgaRequest], regions: Mapping[RegionId, InterfaceId]
 ) -> Mapping[RegionId, FpgaRequest | None]:
     """Which request each region of a call gets; None: it is handed over blank.
 
-    `targets` are the regions of the call's devices in order of (PCI address, port id), a whole card
-    counting as its regions. Each request, in order, goes to the first region of its interface id
-    that has none yet. Kubelet calls once a resource: requests for another interface id belong to
-    another call as long as one is for this one.
+    `regions` are those of the call's devices, in order of (PCI address, port id), with their
+    interface ids; a whole card counts as its regions. Each request, in order, goes to the first
+    region of its interface id that has none yet. Kubelet calls once a resource: requests for
+    another interface id belong to another call as long as one is for this one.
 
     Returns:
-        One entry a region, in the order of `targets`.
+        One entry a region, in the order of `regions`.
 
     Raises:
         InvalidRequestError: there are requests, and none is for these devices' interface id.
         RefusedError: there are more requests for this interface id than regions.
     """
-    served = {target.region: target.interface_id for target in targets}
-    result: dict[RegionId, FpgaRequest | None] = dict.fromkeys(served)
-    fitting = [request for request in requests if request.interface_id in served.values()]
+    result: dict[RegionId, FpgaRequest | None] = dict.fromkeys(regions)
+    fitting = [request for request in requests if request.interface_id in regions.values()]
     if requests and not fitting:
+        asked = _ids(request.interface_id for request in requests)
         raise InvalidRequestError(
-            f"{requests[0].region_variable} asks for interface id {_ids(requests)}, but the"
-            f" allocated devices have {_ids(targets)}",
+            f"{requests[0].region_variable} asks for interface id {asked}, but the"
+            f" allocated devices have {_ids(regions.values())}",
             hint="request the resource and the bitstream of the same interface id",
         )
     for request in fitting:
-        regions = [r for r, interface in served.items() if interface == request.interface_id]
-        free = next((region for region in regions if result[region] is None), None)
+        same = [region for region, one in regions.items() if one == request.interface_id]
+        free = next((region for region in same if result[region] is None), None)
         if free is None:
             wanted = sum(r.interface_id == request.interface_id for r in fitting)
             raise RefusedError(
                 f"{request.region_variable}: the container asks for {wanted} programmed regions of"
-                f" interface id {request.interface_id} and was given {len(regions)}",
+                f" interface id {request.interface_id} and was given {len(same)}",
                 hint="raise the resource's limit, or remove requests",
             )
         result[free] = request
@@ -339,7 +324,7 @@ def _shown(variable: str) -> str:
     return variable if len(variable) <= MAX_QUOTED else f"{variable[:MAX_QUOTED]}..."
 
 
-def _ids(sources: Iterable[FpgaRequest | RegionTarget], most: int = 3) -> str:
-    """The distinct interface ids of requests or targets, as many as a message has room for."""
-    ids = list(dict.fromkeys(source.interface_id for source in sources))
+def _ids(interfaces: Iterable[InterfaceId], most: int = 3) -> str:
+    """The distinct interface ids, as many as a message has room for."""
+    ids = list(dict.fromkeys(interfaces))
     return ", ".join(ids[:most]) + (", ..." if len(ids) > most else "") if ids else "none"

@@ -950,8 +950,8 @@ def test_a_plugin_that_dies_while_it_mends_finds_everything_again(path: str, mon
     run(path, NONSENSE[-1])
     real = rows.replacement
 
-    def dies(snapshot: Change, identity: str):
-        yield from itertools.islice(real(snapshot, identity), 2)
+    def dies(snapshot: Change, identity: str, commits: int):
+        yield from itertools.islice(real(snapshot, identity, commits), 2)
         raise ProcessDiedError
 
     with monkeypatch.context() as patch:
@@ -1101,7 +1101,7 @@ def test_a_locked_journal_is_not_taken_for_an_unreadable_one(path: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (row("drained", P0, "true"), "rows make no sense, such as drained"),
+        (row("drained", P0, "true"), "1 of its rows make no sense, such as drained"),
         (f"PRAGMA user_version = {SCHEMA_VERSION + 1}", "another version of the plugin wrote it"),
     ],
 )
