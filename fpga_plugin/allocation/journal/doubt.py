@@ -100,9 +100,8 @@ _FIELDS = {
     "touched": "prestart_seen",
     "exposed": "missed_prestart",
     "epoch": "instance",
-    "generation": "number",
 }
-"""Of a row of `claims`."""
+"""Of a row of `claims`; `of_schema_3` makes its `number`."""
 
 
 def row_of_schema_3(kind: object, value: object) -> tuple[object, object]:
