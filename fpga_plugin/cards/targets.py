@@ -1,7 +1,7 @@
 """Decides what each region of a call becomes: matches requests to regions, reads bitstreams."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,6 @@ from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import (
     FpgaRequest,
     NamedBitstream,
-    RegionTarget,
     assign,
     check_limits,
     no_such_name,
@@ -150,17 +149,9 @@ class Targets:
                 there, or a card is gone.
             FpgaPluginError: a bitstream is not there, not valid, or not trusted.
         """
-        targets = [
-            RegionTarget(
-                region=region.id,
-                device=device,
-                interface_id=self._ledger.cards[card_of(device)].interface_id,
-            )
-            for device in devices
-            for region in self._ledger.obstacles.regions_of(device)
-        ]
+        regions = self.interfaces(devices)
         if (function := self._function(devices)) is not None:
-            kept = assign_functions(requests, targets, *function, resources)
+            kept = assign_functions(requests, regions, *function, resources)
             for region_id, request in kept.items():
                 if request is not None:
                     await self._check_limits(region_id, request)
@@ -170,7 +161,15 @@ class Targets:
                 )
                 for region_id, one in kept.items()
             }
-        return dict(await self.exactly(assign(requests, targets)))
+        return dict(await self.exactly(assign(requests, regions)))
+
+    def interfaces(self, devices: Iterable[DeviceId]) -> dict[RegionId, InterfaceId]:
+        """The regions of devices, in their order, with the interface id of each."""
+        return {
+            region.id: self._ledger.cards[card_of(device)].interface_id
+            for device in devices
+            for region in self._ledger.obstacles.regions_of(device)
+        }
 
     async def exactly(
         self, requests: Mapping[RegionId, FpgaRequest | None]

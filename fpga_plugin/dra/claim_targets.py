@@ -7,9 +7,9 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.environment import container_requests
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.allocation.requests.parse import FpgaRequest, RegionTarget, assign
+from fpga_plugin.allocation.requests.parse import FpgaRequest, assign
 from fpga_plugin.cards.targets import Targets
-from fpga_plugin.dra.claim import CALL_SECONDS, Allocated, ResourceClaim
+from fpga_plugin.dra.claim import CALL_SECONDS, ResourceClaim
 from fpga_plugin.dra.regionconfig import DeviceTarget, merged, within
 from fpga_plugin.errors import InvalidRequestError, NoSourceError, RefusedError
 from fpga_plugin.hardware.backend import DriverSettings
@@ -94,8 +94,9 @@ class ClaimTargets:
             )
             # Names of bitstreams become ids here, so that a class's pin is held against ids.
             env = {**container.unknown, **container.env}
-            requests = await self._targets.requests(identity, [one.device for one in devices], env)
-            for region, request in assign(requests, self._candidates(devices)).items():
+            ids = [one.device for one in devices]
+            requests = await self._targets.requests(identity, ids, env)
+            for region, request in assign(requests, self._targets.interfaces(ids)).items():
                 target = (
                     DeviceTarget()
                     if request is None
@@ -109,17 +110,6 @@ class ClaimTargets:
                         hint="give each container a device of its own, or ask for the same",
                     )
         return {region: target for region, (_, target) in found.items()}
-
-    def _candidates(self, devices: list[Allocated]) -> list[RegionTarget]:
-        return [
-            RegionTarget(
-                region=region.id,
-                device=one.device,
-                interface_id=self._ledger.cards[card_of(one.device)].interface_id,
-            )
-            for one in devices
-            for region in self._ledger.obstacles.regions_of(one.device)
-        ]
 
 
 def _request(target: DeviceTarget, interface: InterfaceId, device: DeviceId) -> FpgaRequest | None:

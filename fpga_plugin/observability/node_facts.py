@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fpga_plugin.allocation.exposure import memory_state
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.peek import Peek, peek
-from fpga_plugin.allocation.journal.records import Ownership
+from fpga_plugin.allocation.journal.peek import peek
+from fpga_plugin.allocation.journal.records import Change, Ownership
 from fpga_plugin.allocation.names import FUNCTIONS_HINT, function_name, resource_names
 from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
 from fpga_plugin.bitstreams.manifest import InterfaceAliases
@@ -23,7 +23,7 @@ from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
-from fpga_plugin.ids import AfuId, Alias, InterfaceId, ours
+from fpga_plugin.ids import AfuId, Alias, DeviceId, InterfaceId, ours
 from fpga_plugin.kubernetes.kubelet.checkpoint import (
     FILE_NAME,
     Checkpoint,
@@ -118,7 +118,7 @@ def look(settings: Settings) -> NodeFacts:
     foreign = foreign_entries(checkpoint)
     held: set[str] = {device for entry in checkpoint.entries for device in entry.devices}
     if journal is not None:
-        held |= journal.owners.keys()
+        held |= journal.allocations.keys()
     cards = sorted(inventory.cards.values(), key=lambda card: card.address)
     held_by_others = {card.id: entries_of(card, foreign) for card in cards}
     left_alone = {c.id: _left_alone(settings, c, held_by_others[c.id]) for c in cards}
@@ -191,7 +191,7 @@ def _left_alone(settings: Settings, card: Card, foreign: tuple[CheckpointEntry, 
     return ""
 
 
-def _journal(settings: Settings) -> tuple[Peek | None, str]:
+def _journal(settings: Settings) -> tuple[Change | None, str]:
     try:
         return peek(settings.state_dir), ""
     except JournalError as error:
@@ -246,16 +246,18 @@ def _no_blank(
     return reasons
 
 
-def _memory(card: Card, journal: Peek | None) -> str:
+def _memory(card: Card, journal: Change | None) -> str:
     """What the journal says of a card's memory; one that no plugin has served has no entry."""
     if card.never_cleared:
         return memory_state(card, pending=False)
-    if journal is None or not any(one.id in journal.conditions for one in card.regions):
+    if journal is None or not any(one.id in journal.regions for one in card.regions):
         return "not known"
     return memory_state(card, pending=card.id in journal.memory_clear_pending)
 
 
-def _region(backend: Backend, region: Region, journal: Peek | None, *, in_use: bool) -> NodeRegion:
+def _region(
+    backend: Backend, region: Region, journal: Change | None, *, in_use: bool
+) -> NodeRegion:
     afu_id, afu_error = "", ""
     try:
         afu_id = backend.afu_id(region)
@@ -263,7 +265,8 @@ def _region(backend: Backend, region: Region, journal: Peek | None, *, in_use: b
         afu_error = error.message
     ownership, condition, reason = "", "", ""
     if journal is not None:
-        owners = journal.owners
-        ownership = owners.get(region.id) or owners.get(region.card) or Ownership.FREE
-        condition, reason = journal.conditions.get(region.id, ("", ""))
+        found = map(journal.allocations.get, (DeviceId(region.id), DeviceId(region.card)))
+        ownership = next((one.ownership for one in found if one is not None), Ownership.FREE)
+        if (record := journal.regions.get(region.id)) is not None:
+            condition, reason = record.condition, record.reason
     return NodeRegion(region, afu_id, afu_error, ownership, condition, reason, in_use)

@@ -13,7 +13,6 @@ from fpga_plugin.allocation.requests.parse import (
     check_limits,
     parse_requests,
 )
-from fpga_plugin.allocation.requests.parse import RegionTarget as Region
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.hardware.backend import ClockLimits
 from fpga_plugin.ids import ours
@@ -22,10 +21,7 @@ from fpga_plugin.kubernetes.pod import Container, Pod, Reference, Variable
 from fpga_plugin.policy.rules import parse_pattern
 
 _CARD = ids.CardId("0000-10-00.0")
-_REGIONS = tuple(
-    Region(region=region, device=ids.DeviceId(region), interface_id=INTERFACE)
-    for region in (ids.region_id(_CARD, 0), ids.region_id(_CARD, 1))
-)
+_REGIONS = {ids.region_id(_CARD, port): INTERFACE for port in (0, 1)}
 
 
 def _requests(data: bytes) -> None:

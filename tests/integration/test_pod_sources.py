@@ -1025,7 +1025,6 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
         "httpx2",
         "anyio",
         "fpga_plugin.deviceplugin.next_container",
-        "fpga_plugin.allocation.requests.sources",
         "fpga_plugin.kubernetes.kubelet.podsapi",
         "fpga_plugin.kubernetes.messages.core_v1",
     )
@@ -1035,7 +1034,7 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
 def test_the_pods_api_takes_no_http_client():
     fresh_python(
         f"{STARTED} import fpga_plugin.deviceplugin.next_container;"
-        " import fpga_plugin.allocation.requests.sources;"
+        " import fpga_plugin.kubernetes.kubelet.podsapi;"
         " assert not {'lightkube', 'httpx2'} & set(sys.modules)"
     )
 
@@ -1055,7 +1054,7 @@ source = StockEnvironment(PodDirectory(kubelet_dir="/nowhere", prefix="x", pods_
 source.started(who, ())
 source.refused(who, (), "words")
 source.new_kubelet()
-late = {{"fpga_plugin.deviceplugin.next_container", "fpga_plugin.allocation.requests.sources"}}
+late = {{"fpga_plugin.deviceplugin.next_container", "fpga_plugin.kubernetes.kubelet.podsapi"}}
 assert not late & set(sys.modules)
 threads = {{}}
 

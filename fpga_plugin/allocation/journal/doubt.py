@@ -10,7 +10,7 @@ ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,10 +36,11 @@ from fpga_plugin.kubernetes.names import PodUid
 
 def doubted(told: Change, why: str) -> Change:
     """What is left of a journal's content."""
-    allocations = [allocation for allocation in told.allocations.values() if allocation is not None]
-    both = allocated_twice(allocations)
+    both = allocated_twice(told.allocations)
     allocations = [
-        replace(c, missed_prestart=True) for c in allocations if card_of(c.device) not in both
+        replace(allocation, missed_prestart=True)
+        for device, allocation in told.allocations.items()
+        if allocation is not None and card_of(device) not in both
     ]
     owners = [owner for owner in told.claim_owners.values() if owner is not None]
     return replace(
@@ -53,9 +54,8 @@ def doubted(told: Change, why: str) -> Change:
     )
 
 
-def allocated_twice(allocations: Iterable[Allocation]) -> set[CardId]:
+def allocated_twice(devices: Collection[DeviceId]) -> set[CardId]:
     """Cards that are allocated as a whole and by region (invariant 1)."""
-    devices = [allocation.device for allocation in allocations]
     whole = {card_of(device) for device in devices if is_card(device)}
     return whole & {card_of(device) for device in devices if not is_card(device)}
 
@@ -100,9 +100,8 @@ _FIELDS = {
     "touched": "prestart_seen",
     "exposed": "missed_prestart",
     "epoch": "instance",
-    "generation": "number",
 }
-"""Of a row of `claims`."""
+"""Of a row of `claims`; `of_schema_3` makes its `number`."""
 
 
 def row_of_schema_3(kind: object, value: object) -> tuple[object, object]:
@@ -118,18 +117,17 @@ def row_of_schema_3(kind: object, value: object) -> tuple[object, object]:
     return _KINDS.get(kind, kind) if isinstance(kind, str) else kind, value
 
 
-class _Record(msgspec.Struct):
+class _Users(msgspec.Struct):
+    """Of a row of `regions` the former pods, of one of `holders` the pods."""
+
     former: frozenset[Uid] = frozenset()
+    pods: frozenset[Uid] = frozenset()
 
 
 class _Loan(msgspec.Struct, frozen=True):
     pod: Uid
     region: str
     node: Path
-
-
-class _Holder(msgspec.Struct):
-    pods: frozenset[Uid] = frozenset()
 
 
 def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
@@ -154,7 +152,7 @@ def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
         try:
             match kind:
                 case "regions" if key in told.regions:
-                    for pod in _RECORD.decode(value).former:
+                    for pod in _USERS.decode(value).former:
                         former.setdefault((RegionId(key), pod), [])
                 case "loans":
                     loan = _LOAN.decode(key)
@@ -162,7 +160,7 @@ def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
                     former.setdefault((region, loan.pod), []).append(loan.node)
                 case "holders" if owner := told.claim_owners.get(key):
                     of = [allocation for d in owner.devices if (allocation := allocations.get(d))]
-                    for pod, allocation in itertools.product(_HOLDER.decode(value).pods, of):
+                    for pod, allocation in itertools.product(_USERS.decode(value).pods, of):
                         for region, grant in allocation.grants.items():
                             now = TenancyKey(region, allocation.number, pod)
                             tenancies[now] = Tenancy(now, grant.nodes, used=True)
@@ -175,6 +173,5 @@ def of_schema_3(told: Change, rows: Iterable[tuple[Any, Any, Any]]) -> Change:
 
 
 # Made at import: see kubernetes/kubelet/checkpoint.py.
-_RECORD = msgspec.json.Decoder(_Record)
+_USERS = msgspec.json.Decoder(_Users)
 _LOAN = msgspec.json.Decoder(_Loan)
-_HOLDER = msgspec.json.Decoder(_Holder)

@@ -7,7 +7,7 @@ itself: of each region and kind of event the last `MOST` are kept.
 
 import enum
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
@@ -36,10 +36,8 @@ MOST_ROWS: Final = 10_000
 WORDS: Final = 1024
 """Characters of a message, which no refusal exceeds."""
 
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
 Words: TypeAlias = Annotated[str, msgspec.Meta(max_length=WORDS)]
-Parameter: TypeAlias = str | int
 
 
 class HistoryKind(enum.StrEnum):
@@ -71,7 +69,7 @@ class HistoryEvent:
     """
 
     at: Time
-    seconds: Seconds | None = None
+    seconds: Time | None = None
     pod: Uid | None = None
     name: Name = ""
     afu_id: Afu | None = None
@@ -92,50 +90,45 @@ class Entry:
 _EVENT: Final = msgspec.json.Decoder(HistoryEvent)
 _ENCODER: Final = msgspec.json.Encoder()
 
-Statement: TypeAlias = tuple[str, list[Mapping[str, Parameter]]]
-
+Statement: TypeAlias = tuple[str, list[dict[str, str | int]]]
+"""SQL, and the rows to run it with."""
 
 _TOO_OLD: Final = (
     "DELETE FROM history WHERE region = :region AND kind = :kind AND id <= ("
     "SELECT id FROM history WHERE region = :region AND kind = :kind"
     " ORDER BY id DESC LIMIT 1 OFFSET :most)"
 )
+_TOO_MANY: Final = "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - :most"
 
 _MOST_EVENTS: Final = 1 << 60
-"""No plugin has had so many: such a number is damage."""
+"""No plugin has had so many: such a number is damage. After the largest one that SQLite has it
+numbers rows at random."""
 
 
-def prepare(db: sqlite3.Connection) -> int:
-    """How many events a journal has had; the oldest beyond all bounds are forgotten.
+def prepare(db: sqlite3.Connection) -> None:
+    """Forget damaged rows, and the oldest beyond all bounds: no reason to doubt the allocations.
 
     Raises:
         sqlite3.Error: it cannot be read or written.
     """
-    (last,) = db.execute("SELECT max(id) FROM history").fetchone()
-    if last is None:
-        return 0
-    if not isinstance(last, int) or not 0 < last < _MOST_EVENTS:
-        db.execute("DELETE FROM history")  # never a reason to doubt the allocations
-        return 0
-    db.execute("DELETE FROM history WHERE id <= ?", (last - MOST_ROWS,))
-    return last
+    db.execute("DELETE FROM history WHERE id NOT BETWEEN 1 AND ?", (_MOST_EVENTS,))
+    db.execute(_TOO_MANY, {"most": MOST_ROWS})
 
 
-def statements(entries: Iterable[Entry], number: int) -> Iterator[Statement]:
-    """What makes entries durable, and forgets those that are too old; `number` is the last id."""
-    rows: list[Mapping[str, Parameter]] = [
+def statements(entries: Iterable[Entry]) -> Iterator[Statement]:
+    """What makes entries durable, and forgets those that are too old."""
+    rows: list[dict[str, str | int]] = [
         {
             "region": entry.region,
             "kind": entry.kind.value,
-            "id": number + i,
             "value": _ENCODER.encode(entry.event).decode(),
             "most": MOST,
         }
-        for i, entry in enumerate(entries, 1)
+        for entry in entries
     ]
-    yield "INSERT INTO history VALUES (:id, :region, :kind, :value)", rows
+    yield "INSERT INTO history (region, kind, value) VALUES (:region, :kind, :value)", rows
     yield _TOO_OLD, rows
-    yield "DELETE FROM history WHERE id <= :last", [{"last": number + len(rows) - MOST_ROWS}]
+    yield _TOO_MANY, [{"most": MOST_ROWS}]
 
 
 def latest(path: str) -> Iterator[Entry]:

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import structlog
 
 from fpga_plugin.allocation.journal import history, rows
-from fpga_plugin.allocation.journal.doubt import allocated_twice, doubted
+from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker
 from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.errors import FpgaPluginError, quote
@@ -88,10 +88,8 @@ class Journal:
         self.doubt = ""
         self.set_aside: str | None = None
         self.left_out: tuple[str, ...] = ()
-        self._inode: Inode | None = None
-        self._log_inode: Inode | None = None
+        self._inodes: tuple[Inode | None, Inode | None] = (None, None)
         self._commits = 0
-        self._events = 0
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
         self._fold_failed = False
@@ -159,7 +157,7 @@ class Journal:
         try:
             self._set_up(db)
             rows.prepare(db)
-            self._events = history.prepare(db)
+            history.prepare(db)
             return db, self._load(db)
         except BaseException:
             db.close()
@@ -175,21 +173,15 @@ class Journal:
         # The first reading makes the log. SQLite has it open from then on, and makes no other one
         # while the database is open: it only shortens it.
         db.execute("PRAGMA schema_version")
-        self._inode = inode_at(self.path)
-        self._log_inode = inode_at(f"{self.path}-wal")
+        self._inodes = self._inodes_now()
+
+    def _inodes_now(self) -> tuple[Inode | None, Inode | None]:
+        """The files that have the journal's names: the database and its log."""
+        return inode_at(self.path), inode_at(f"{self.path}-wal")
 
     def _load(self, db: sqlite3.Connection) -> Change:
         loaded = rows.load(db)
-        allocations = [
-            allocation
-            for allocation in loaded.snapshot.allocations.values()
-            if allocation is not None
-        ]
-        twice = (
-            f"allocations on {card}, as a whole and by region"
-            for card in allocated_twice(allocations)
-        )
-        self.left_out = (*loaded.left_out, *twice)
+        self.left_out = loaded.left_out
         self.doubt = self.doubt or self._doubt(loaded)
         self._commits = max(loaded.commits, self.marker.counted)
         identity, snapshot = loaded.identity, loaded.snapshot
@@ -210,11 +202,8 @@ class Journal:
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""
         last, missing = self.marker.last, self.marker.counted - loaded.commits
-        if loaded.version != rows.SCHEMA_VERSION:
-            known = rows.SCHEMA_VERSION
-            return f"another version of the plugin wrote it (schema {loaded.version}, not {known})"
-        if self.left_out:
-            return f"{len(self.left_out)} of its rows make no sense, such as {self.left_out[0]}"
+        if loaded.wrong:
+            return loaded.wrong
         if last is None:
             known_by_none = f"{self.marker.path} does not say whether it is the last life's"
             return known_by_none if loaded.snapshot else ""
@@ -237,10 +226,7 @@ class Journal:
             db.execute("VACUUM INTO ?", (self.set_aside,))
         self._commits += 1
         db.execute("BEGIN IMMEDIATE")  # closing the connection rolls it back
-        for statement, values in (
-            *rows.replacement(snapshot, identity),
-            rows.counted(self._commits),
-        ):
+        for statement, values in rows.replacement(snapshot, identity, self._commits):
             db.executemany(statement, values)
         db.execute(f"PRAGMA user_version = {rows.SCHEMA_VERSION}")
         db.execute("COMMIT")
@@ -262,8 +248,7 @@ class Journal:
         Raises:
             JournalError: it was removed, and cannot be put back.
         """
-        log_inode = inode_at(f"{self.path}-wal")
-        if inode_at(self.path) == self._inode and self._log_inode in (None, log_inode):
+        if self._inodes_now() == self._inodes:
             return
         try:
             self._put_back()
@@ -291,7 +276,7 @@ class Journal:
         os.replace(new, self.path)
         self._db = self._connect()
         self._set_up(self._db)
-        self.marker.renew(self._commits)
+        self.marker.count(self._commits, whole=True)
 
     def write(self, change: Change) -> None:
         """Make a change durable (`JournalWriter`)."""
@@ -306,8 +291,7 @@ class Journal:
         Raises:
             JournalError: nothing was written.
         """
-        self._commit(history.statements(entries, self._events))
-        self._events += len(entries)
+        self._commit(history.statements(entries))
 
     def _commit(self, statements: Iterable[rows.Statement | history.Statement]) -> None:
         """One transaction, all of it or nothing; it makes the statements as it goes.
@@ -320,8 +304,7 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in statements:
-                    if values:
-                        self._db.executemany(statement, values)
+                    self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
                 self._writes += 1
             except BaseException:

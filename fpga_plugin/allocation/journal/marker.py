@@ -13,7 +13,6 @@ holds.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -32,7 +31,6 @@ _DIGITS: Final = 20
 """Of the count, in a line of its own: a write changes one page and needs no room on the disk."""
 
 _MAX_LENGTH: Final = 1 << 16
-_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,59 +71,32 @@ class Marker:
         self.counted = 0
         self._now = now
         self._failed = False
-        with suppress(OSError, ValueError):
-            self._parse(self._read())
-
-    def _read(self) -> bytes:
-        file = os.open(self.path, os.O_RDONLY | _FLAGS)
-        try:
-            return os.read(file, _MAX_LENGTH)
-        finally:
-            os.close(file)
-
-    def _parse(self, raw: bytes) -> None:
-        """Take in what it says, all of it or nothing.
-
-        Raises:
-            ValueError: no plugin wrote it.
-        """
-        count, _, rest = raw.partition(b"\n")
-        if len(count) != _DIGITS or not count.isdigit():
-            raise ValueError
-        self.last, self.counted = _DECODER.decode(rest), int(count)
+        with suppress(OSError, ValueError), open(path, "rb", opener=_open) as file:
+            count, _, rest = os.read(file.fileno(), _MAX_LENGTH).partition(b"\n")
+            if len(count) == _DIGITS and count.isdigit():  # else no plugin wrote it
+                self.last, self.counted = _DECODER.decode(rest), int(count)
 
     def begin(self, journal: str, count: int, *, claims: bool) -> None:
         """From now on this life serves, with this journal; `claims` as in `Served`."""
         self._now = replace(self._now, journal=journal, claims=claims)
-        self.renew(count)
+        self.count(count, whole=True)
 
-    def renew(self, count: int) -> None:
-        """Somebody may have put another file in its place."""
-        self._try(self._replace, count)
+    def count(self, count: int, *, whole: bool = False) -> None:
+        """The journal has committed so many transactions.
 
-    def count(self, count: int) -> None:
-        """The journal has committed so many transactions."""
-        self._try(self._count, count)
+        What keeps it from being written is logged once; the transaction stands.
 
-    def _count(self, count: int) -> None:
-        # Opened each time, as somebody may have removed it.
+        Args:
+            count: how many.
+            whole: write all of it: somebody may have put another file in its place.
+        """
+        line = b"%0*d\n" % (_DIGITS, count)
         try:
-            file = os.open(self.path, os.O_WRONLY | _FLAGS)
-        except FileNotFoundError:
-            self._replace(count)
-            return
-        try:
-            os.pwrite(file, _line(count), 0)
-        finally:
-            os.close(file)
-
-    def _replace(self, count: int) -> None:
-        replace_file(self.path, [_line(count), _ENCODER.encode(self._now), b"\n"])
-
-    def _try(self, write: Callable[[int], None], count: int) -> None:
-        """What keeps it from being written is logged once; the transaction stands."""
-        try:
-            write(count)
+            if whole or not os.path.lexists(self.path):
+                replace_file(self.path, [line, _ENCODER.encode(self._now), b"\n"])
+            else:  # opened each time, as somebody may have removed it
+                with open(self.path, "r+b", buffering=0, opener=_open) as file:
+                    os.pwrite(file.fileno(), line, 0)
         except OSError as error:
             if not self._failed:
                 log.warning(
@@ -140,8 +111,8 @@ class Marker:
             self._failed = False
 
 
-def _line(count: int) -> bytes:
-    return b"%0*d\n" % (_DIGITS, count)
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 # Made at import: see kubernetes/kubelet/checkpoint.py.

@@ -6,39 +6,22 @@ last.
 
 import os
 import sqlite3
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 
 from fpga_plugin.allocation.journal import rows
 from fpga_plugin.allocation.journal.journal import JOURNAL_FILE, JournalError
-from fpga_plugin.allocation.journal.records import Condition, Ownership
+from fpga_plugin.allocation.journal.records import Change
 
 
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """Who has what.
-
-    Attributes:
-        owners: CLAIMED or STARTED, by the device that is claimed.
-        conditions: condition and reason, by region.
-        memory_clear_pending: cards whose memory is not cleared yet.
-    """
-
-    owners: Mapping[str, Ownership] = field(default_factory=dict)
-    conditions: Mapping[str, tuple[Condition, str]] = field(default_factory=dict)
-    memory_clear_pending: frozenset[str] = frozenset()
-
-
-def peek(state_dir: str) -> Peek:
-    """Look into the journal of a state directory; empty where there is none yet.
+def peek(state_dir: str) -> Change:
+    """What the journal of a state directory says; empty where there is none yet.
 
     Raises:
         JournalError: it cannot be read.
     """
     path = os.path.join(state_dir, JOURNAL_FILE)
     if not os.path.exists(path):
-        return Peek()
+        return Change()
     # What was not folded in yet is read with the log, by its rules. Without a log SQLite would make
     # one to share with others, and cannot on a read-only mount: hence immutable.
     how = "mode=ro" if os.path.exists(f"{path}-wal") else "mode=ro&immutable=1"
@@ -46,24 +29,11 @@ def peek(state_dir: str) -> Peek:
         with closing(sqlite3.connect(f"file:{path}?{how}", uri=True, timeout=1.0)) as db:
             rows.check(db)
             loaded = rows.load(db)
-        if loaded.version != rows.SCHEMA_VERSION:
-            msg = f"another version of the plugin wrote it (schema {loaded.version})"
-            raise ValueError(msg)  # noqa: TRY301  # as below
-        if loaded.left_out:  # a device may look free because of it
-            msg = f"rows make no sense, such as {loaded.left_out[0]}"
-            raise ValueError(msg)  # noqa: TRY301  # one error for all that keeps it from being read
+        if loaded.wrong:
+            raise ValueError(loaded.wrong)  # noqa: TRY301  # one error for all that keeps it from being read
     except (sqlite3.Error, ValueError) as error:
         raise JournalError(
             f"journal {path} cannot be read: {error}",
             hint="run this as the plugin's user; a damaged journal is set aside at the next start",
         ) from error
-    told = loaded.snapshot
-    return Peek(
-        {
-            device: allocation.ownership
-            for device, allocation in told.allocations.items()
-            if allocation is not None
-        },
-        {region: (record.condition, record.reason) for region, record in told.regions.items()},
-        frozenset(card for card, owes in told.memory_clear_pending.items() if owes),
-    )
+    return loaded.snapshot

@@ -9,6 +9,7 @@ left out and told, instead of an error later on, or a container on a region that
 What is written is checked by the same parser, so that none of it is left out when it is read.
 """
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.allocation.journal import history
-from fpga_plugin.allocation.journal.doubt import of_schema_3, row_of_schema_3
+from fpga_plugin.allocation.journal.doubt import allocated_twice, of_schema_3, row_of_schema_3
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
     Allocation,
@@ -34,7 +35,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.names import card_of, is_card, names_kind_of, parse_region_id
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import CardId, DeviceId, RegionId, aliased_name, kind_of, parse_device_id
+from fpga_plugin.ids import CardId, DeviceId, aliased_name, kind_of, parse_device_id
 from fpga_plugin.kubernetes.names import ClaimUid, ResourceName, parse_claim_uid
 
 SCHEMA_VERSION: Final = 4
@@ -60,10 +61,6 @@ _COMMITS: Final = "commits"
 _IDENTITY: Final = "identity"
 """The rows that are no fields of `Change`: `marker` says what for."""
 
-_ID_LENGTH: Final = 32
-_MAX_DIGITS: Final = 18
-"""Of that number: 30 million years of a thousand transactions a second."""
-
 _MAX_TEXT: Final = 1 << 18
 """Characters of one value: far more than a region of the largest card with the longest reason."""
 
@@ -85,6 +82,16 @@ class Loaded:
     commits: int = 0
     identity: str = ""
     version: object = SCHEMA_VERSION
+
+    @property
+    def wrong(self) -> str:
+        """Why not all of it is what this version of the plugin writes; empty: it is."""
+        if self.version != SCHEMA_VERSION:
+            known = SCHEMA_VERSION
+            return f"another version of the plugin wrote it (schema {self.version}, not {known})"
+        if self.left_out:  # a device may look free because of it
+            return f"{len(self.left_out)} of its rows make no sense, such as {self.left_out[0]}"
+        return ""
 
 
 def prepare(db: sqlite3.Connection) -> None:
@@ -134,13 +141,13 @@ def load(db: sqlite3.Connection) -> Loaded:
     """
     snapshot = Change()
     left_out: list[str] = []
-    itself: dict[object, Any] = {_COMMITS: 0, _IDENTITY: ""}
+    itself: dict[object, str] = {_COMMITS: "0", _IDENTITY: ""}
     version = _version(db)
     found = db.execute("SELECT kind, key, value FROM journal").fetchall()
     for kind, key, value in found:
         try:
             if kind in itself:
-                itself[kind] = _ABOUT[kind](value) if key == "" else _nonsense(key)
+                itself[kind] = _about_itself(kind, key, value)
                 continue
             if kind in _GONE and version == _LOANS:
                 continue
@@ -151,16 +158,19 @@ def load(db: sqlite3.Connection) -> Loaded:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")
         else:
             getattr(snapshot, kind)[parsed] = content
+    both = allocated_twice(snapshot.allocations)
+    left_out += (f"allocations on {card}, as a whole and by region" for card in both)
     if version == _LOANS:
         snapshot = of_schema_3(snapshot, found)
-    return Loaded(snapshot, tuple(left_out), itself[_COMMITS], itself[_IDENTITY], version)
+    return Loaded(snapshot, tuple(left_out), int(itself[_COMMITS]), itself[_IDENTITY], version)
 
 
-def replacement(snapshot: Change, identity: str) -> Iterable[Statement]:
+def replacement(snapshot: Change, identity: str, commits: int) -> Iterable[Statement]:
     """What makes the journal say this and nothing else."""
     yield "DELETE FROM journal", [()]
     yield from statements(snapshot)
     yield _INSERT, [(_IDENTITY, "", identity)]
+    yield counted(commits)
 
 
 def statements(change: Change) -> Iterable[Statement]:
@@ -188,14 +198,8 @@ def counted(commits: int) -> Statement:
     return _INSERT, [(_COMMITS, "", str(commits))]
 
 
-def _commits(value: object) -> int:
-    if not isinstance(value, str) or not value.isascii() or not value.isdigit():
-        _nonsense(value)
-    return _nonsense(value) if len(value) > _MAX_DIGITS else int(value)
-
-
-def _identity(value: object) -> str:
-    sound = isinstance(value, str) and len(value) == _ID_LENGTH and value.isalnum()
+def _about_itself(kind: str, key: object, value: object) -> str:
+    sound = key == "" and isinstance(value, str) and _ABOUT[kind].fullmatch(value)
     return str(value) if sound else _nonsense(value)
 
 
@@ -228,6 +232,8 @@ def _parse(
     if _key(parsed) != key or (exactly and _json(content) != value):
         msg = "the plugin does not write it so"
         raise ValueError(msg)
+    if of.own and getattr(content, of.own) != parsed:
+        _nonsense(parsed)
     if of.check is not None:
         of.check(parsed, content)
     return parsed, content
@@ -243,24 +249,14 @@ def _json(value: object) -> str:
 
 def _check_allocation(device: DeviceId, allocation: Allocation) -> None:
     ours = all(device in {parse_region_id(region), card_of(region)} for region in allocation.grants)
-    if allocation.device != device or not allocation.grants or not ours:
+    if not allocation.grants or not ours:
         _nonsense(allocation.grants)
     if not names_kind_of(allocation.resource, device):
         _nonsense(allocation.resource)
 
 
-def _check_region(region: RegionId, record: RegionRecord | DebugHold) -> None:
-    if record.region != region:
-        _nonsense(record.region)
-
-
-def _check_tenancy(key: TenancyKey, tenancy: Tenancy) -> None:
-    if tenancy.key != key:
-        _nonsense(tenancy.key)
-
-
-def _check_claim_owner(uid: ClaimUid, owner: ClaimOwner) -> None:
-    if owner.uid != uid or not owner.devices or len(set(owner.devices)) < len(owner.devices):
+def _check_claim_owner(_uid: ClaimUid, owner: ClaimOwner) -> None:
+    if not owner.devices or len(set(owner.devices)) < len(owner.devices):
         _nonsense(owner.devices)
     for device in owner.devices:
         parse_device_id(device)
@@ -310,11 +306,13 @@ class _Kind:
     Attributes:
         key: parses one.
         value: the same.
+        own: the field of a value that is its key, too; empty: it has none.
         check: raises ValueError where the two do not belong together.
     """
 
     key: Callable[[str], object]
     value: msgspec.json.Decoder[Any]
+    own: str = ""
     check: Callable[[Any, Any], None] | None = None
 
 
@@ -324,24 +322,26 @@ _TENANCY: Final = msgspec.json.Decoder(TenancyKey)
 _IMAGE: Final = msgspec.json.Decoder(TenantImage)
 _FLAG: Final = msgspec.json.Decoder(bool)
 
-_ABOUT: Final[Mapping[str, Callable[[object], Any]]] = {
-    _COMMITS: _commits,
-    _IDENTITY: _identity,
-}
+_ABOUT: Final = {_COMMITS: re.compile(r"[0-9]{1,18}"), _IDENTITY: re.compile(r"[0-9a-f]{32}")}
+"""18 digits: 30 million years of a thousand transactions a second."""
 
 _KINDS: Final[Mapping[str, _Kind]] = {
     "facts": _Kind(Fact, msgspec.json.Decoder(Text)),
-    "allocations": _Kind(parse_device_id, msgspec.json.Decoder(Allocation), _check_allocation),
-    "regions": _Kind(parse_region_id, msgspec.json.Decoder(RegionRecord), _check_region),
+    "allocations": _Kind(
+        parse_device_id, msgspec.json.Decoder(Allocation), "device", _check_allocation
+    ),
+    "regions": _Kind(parse_region_id, msgspec.json.Decoder(RegionRecord), "region"),
     "memory_clear_pending": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
-    "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), _check_tenancy),
+    "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), "key"),
     "resources": _Kind(_resource, _FLAG),
     "pending_poststops": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
-    "claim_owners": _Kind(parse_claim_uid, msgspec.json.Decoder(ClaimOwner), _check_claim_owner),
+    "claim_owners": _Kind(
+        parse_claim_uid, msgspec.json.Decoder(ClaimOwner), "uid", _check_claim_owner
+    ),
     "images": _Kind(_image, _FLAG),
-    "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), _check_region),
+    "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), "region"),
     "alias_bindings": _Kind(_aliased, msgspec.json.Decoder(AliasBinding)),
 }
 """By the field of `Change`."""

@@ -7,9 +7,9 @@ clean or programmed, a device has an owner or none, a pod is gone. So do the fir
 hardware and a hand-over: they hold, and go on, only once they are written (`State.commit`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from fpga_plugin.allocation.journal.records import (
     Allocation,
@@ -17,7 +17,6 @@ from fpga_plugin.allocation.journal.records import (
     ClaimOwner,
     Condition,
     Fact,
-    RegionRecord,
     Tenancy,
     TenancyKey,
 )
@@ -42,25 +41,38 @@ class Known(Protocol):
 def parted(change: Change, known: Known) -> tuple[Change, Change]:
     """What of a change takes trust away, and the rest, which gives some."""
     taking, giving = Change(), Change()
-    for kind in fields(Change):
-        takes = _TAKES[kind.name]
+    for kind in fields(Change):  # in their order: tenancies and owners come after allocations
         for key, value in getattr(change, kind.name).items():
-            part = taking if takes(known, taking, key, value) else giving
+            part = taking if _takes(kind.name, key, value, known, taking) else giving
             getattr(part, kind.name)[key] = value
     return taking, giving
 
 
-def _fact(_known: Known, _taking: Change, fact: Fact, told: str) -> bool:
-    return fact in {Fact.KUBELET, Fact.LOST} or (fact is Fact.RESOURCE_CLAIMS and bool(told))
+def _takes(kind: str, key: Any, value: Any, known: Known, taking: Change) -> bool:
+    """Whether a row takes trust away; `taking` has the rows before it that do."""
+    takes = False  # so a kind that is not named here waits until it is written
+    match kind:
+        case "memory_clear_pending" | "drained" | "resources" | "images":  # not rebinding: a step
+            takes = bool(value)
+        case "facts":
+            takes = key in {Fact.KUBELET, Fact.LOST} or (
+                key is Fact.RESOURCE_CLAIMS and bool(value)
+            )
+        case "regions":
+            # A DIRTY region is not given out before work on it, whose begin is written. So FAULTED
+            # that becomes DIRTY gives nothing either.
+            takes = value.condition in {Condition.DIRTY, Condition.FAULTED}
+        case "allocations" if value is not None:
+            takes = _allocation(known.allocations.get(key), value)
+        case "tenancies" if value is not None:
+            takes = _tenancy(known, taking, value)
+        case "claim_owners" if value is not None:
+            takes = _claim_owner(known, taking, value)
+    return takes
 
 
-def _allocation(
-    known: Known, _taking: Change, device: DeviceId, allocation: Allocation | None
-) -> bool:
+def _allocation(before: Allocation | None, allocation: Allocation) -> bool:
     """One that kubelet's records show takes its device from others; one in force is used more."""
-    if allocation is None:
-        return False
-    before = known.allocations.get(device)
     if before is None:
         return allocation.missed_prestart
     return (
@@ -74,58 +86,21 @@ def _allocation(
     )
 
 
-def _region(_known: Known, _taking: Change, _region: object, record: RegionRecord) -> bool:
-    """A DIRTY region is not given out before work on it, whose begin is written.
-
-    So FAULTED that becomes DIRTY gives nothing either.
-    """
-    return record.condition in {Condition.DIRTY, Condition.FAULTED}
-
-
-def _tenancy(known: Known, taking: Change, key: TenancyKey, tenancy: Tenancy | None) -> bool:
+def _tenancy(known: Known, taking: Change, tenancy: Tenancy) -> bool:
     """It begins, or its pod may have used the region; that of an allocation belongs to it."""
-    if tenancy is None:
-        return False
+    key = tenancy.key
     before = known.tenancies.get(key)
     if before is not None:
         return tenancy.used >= before.used and tenancy.left <= before.left
-    made = (
-        allocation.number for allocation in taking.allocations.values() if allocation is not None
-    )
+    made = {one.number for one in taking.allocations.values() if one is not None}
     return known.allocation_of(key) is not None or key.allocation in made
 
 
-def _claim_owner(known: Known, taking: Change, uid: ClaimUid, owner: ClaimOwner | None) -> bool:
+def _claim_owner(known: Known, taking: Change, owner: ClaimOwner) -> bool:
     """It is not prepared any more, or kubelet's record shows it with devices that are adopted."""
-    if owner is None or owner.boot or owner.ended:
+    if owner.boot or owner.ended:
         return False
-    before = known.claim_owners.get(uid)
+    before = known.claim_owners.get(owner.uid)
     if before is not None and not before.ended:
         return owner == replace(before, boot="")
     return all(device in taking.allocations for device in owner.devices)
-
-
-def _flag(_known: Known, _taking: Change, _key: object, on: object) -> bool:
-    return bool(on)
-
-
-def _no(_known: Known, _taking: Change, _key: object, _value: object) -> bool:
-    return False
-
-
-_TAKES: Final[Mapping[str, Callable[[Known, Change, Any, Any], bool]]] = {
-    "facts": _fact,
-    "allocations": _allocation,
-    "regions": _region,
-    "memory_clear_pending": _flag,
-    "drained": _flag,
-    "rebinding": _no,  # the step is the rebind
-    "tenancies": _tenancy,
-    "resources": _flag,
-    "pending_poststops": _no,
-    "claim_owners": _claim_owner,
-    "images": _flag,
-    "debug_holds": _no,
-    "alias_bindings": _no,
-}
-"""By the field of `Change`, in its order: an allocation's tenancies and owner come after it."""

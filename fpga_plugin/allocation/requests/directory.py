@@ -11,9 +11,6 @@ It has four sources:
 It keeps, in bounded memory, the pods' names by uid, and what their containers ask for if that lasts
 as long as the pod: so a container restarts although the control plane is away. It keeps neither a
 status nor the rest of an environment. It polls nothing.
-
-The last two sources cost memory and time to import, so `sources` is imported at the first question
-to them.
 """
 
 import asyncio
@@ -21,11 +18,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from fpga_plugin.allocation.requests.environment import ContainerRequests, container_requests
 from fpga_plugin.allocation.requests.identity import Identity, identify
+from fpga_plugin.allocation.requests.sources import PodSources
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.ids import DeviceId, ours
@@ -38,11 +37,7 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
 )
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
-
-if TYPE_CHECKING:
-    from fpga_plugin.allocation.requests.environment import ContainerRequests
-    from fpga_plugin.allocation.requests.sources import PodSources
-    from fpga_plugin.kubernetes.pod import Pod
+from fpga_plugin.kubernetes.pod import Pod
 
 log = structlog.get_logger()
 
@@ -61,7 +56,7 @@ class KnownPod:
     """
 
     name: PodName
-    requests: "tuple[ContainerRequests, ...] | None" = None
+    requests: tuple[ContainerRequests, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +70,7 @@ class PodAnswer:
             may lag.
     """
 
-    pod: "Pod"
+    pod: Pod
     source: str
     exact: bool
 
@@ -109,15 +104,12 @@ class PodDirectory:
         self.answers: Counter[str] = Counter()
         self._checkpoint = os.path.join(kubelet_dir, FILE_NAME)
         self._ours = ours(prefix)
-        self._pods_socket = pods_socket
-        self._kubeconfig = kubeconfig
-        self._sources: PodSources | None = None
+        self._sources = PodSources(pods_socket=pods_socket, kubeconfig=kubeconfig)
         self._known = BoundedDict[PodUid, KnownPod](KEPT_PODS)
 
     def new_kubelet(self) -> None:
         """Another kubelet instance, which may not have heard of its pods yet."""
-        if self._sources is not None:
-            self._sources.new_kubelet()
+        self._sources.new_kubelet()
 
     # ---------------------------------------------------------------- kubelet's checkpoint
 
@@ -186,13 +178,11 @@ class PodDirectory:
 
     async def _ask_name(self, identity: Identity, devices: Sequence[DeviceId]) -> PodName:
         problems = []
-        if self._pods_socket is not None and identity.pod is not None:
+        if identity.pod is not None:
             try:
-                pod = await (await self._open()).from_kubelet(identity.pod)
+                return (await self._sources.from_kubelet(identity.pod)).full_name
             except NoSourceError as error:
                 problems.append(error.message)
-            else:
-                return pod.full_name
         try:
             return await self.holder(identity.held.union(devices))
         except NoSourceError as error:
@@ -231,7 +221,7 @@ class PodDirectory:
 
     # ---------------------------------------------------------------- pods
 
-    async def pod(self, uid: PodUid, held: frozenset[str]) -> "Pod":
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> Pod:
         """A pod as it is now.
 
         Args:
@@ -249,32 +239,31 @@ class PodDirectory:
         Raises:
             NoSourceError: none does.
         """
-        sources = await self._open()
         problems = []
-        if self._pods_socket is not None:
-            try:
-                pod = await sources.from_kubelet(uid)
-            except NoSourceError as error:
-                problems.append(error.message)
-            else:
-                return self._told(PodAnswer(pod=pod, source="pods-api", exact=True))
+        try:
+            pod = await self._sources.from_kubelet(uid)
+        except NoSourceError as error:
+            problems.append(error.message)
+        else:
+            return self._told(PodAnswer(pod=pod, source="pods-api", exact=True))
         try:
             name = self.known(uid) or await self.holder(held)
         except NoSourceError as error:
             problems.append(f"{error.message}, so that the API server cannot be asked by name")
         else:
             try:
-                pod = await sources.from_api_server(uid, name)
+                pod = await self._sources.from_api_server(uid, name)
             except NoSourceError as error:
                 problems.append(error.message)
-                self._doubt(uid)
+                if uid in self._known and self._known[uid].requests is None:
+                    del self._known[uid]  # the name may be another pod's: ask for it again
             else:
                 return self._told(PodAnswer(pod=pod, source="api-server", exact=False))
         self.answers["none"] += 1
         raise NoSourceError(
             f"kubelet sent no environment, and no source reports the spec of pod {uid}:"
             f" {'; '.join(problems)}",
-            hint=sources.hint,
+            hint=self._sources.hint,
         )
 
     async def requests(
@@ -291,7 +280,7 @@ class PodDirectory:
             self.answers["kept"] += 1
             return known, None
         answer = await self.read(uid, held)
-        requests, lasting = (await self._open()).requests(answer.pod)
+        requests, lasting = container_requests(answer.pod)
         known = KnownPod(answer.pod.full_name, requests)
         if lasting:
             self._known[uid] = known
@@ -317,28 +306,9 @@ class PodDirectory:
         """
         known = self._known.get(uid)
         name = None if known is None or known.requests is None else known.name
-        return await (await self._open()).ended(uid, name)
+        return await self._sources.ended(uid, name)
 
     def _told(self, answer: PodAnswer) -> PodAnswer:
         self.answers[answer.source] += 1
         self.learn(answer.pod.uid, answer.pod.full_name)
         return answer
-
-    def _doubt(self, uid: PodUid) -> None:
-        """The API server has no pod by this name and uid: ask for the name again."""
-        if uid in self._known and self._known[uid].requests is None:
-            del self._known[uid]
-
-    async def _open(self) -> "PodSources":
-        if self._sources is None:
-            made = await asyncio.to_thread(_open, self._pods_socket, self._kubeconfig)
-            self._sources = self._sources or made  # another question may have been first
-        return self._sources
-
-
-def _open(pods_socket: str | None, kubeconfig: str | None) -> "PodSources":
-    from fpga_plugin.allocation.requests.sources import (
-        PodSources,  # core/v1 messages: only where needed
-    )
-
-    return PodSources(pods_socket=pods_socket, kubeconfig=kubeconfig)

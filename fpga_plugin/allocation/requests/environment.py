@@ -26,6 +26,9 @@ from fpga_plugin.allocation.requests.unknown_variables import is_unknown_variabl
 from fpga_plugin.errors import InvalidRequestError, quote
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 
+_REFERENCE: Final = re.compile(r"\$(?:\$|\(([^)]*)\))")
+"""An escaped `$`, or a reference and its name."""
+
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 
 _WRITE_IT_OUT: Final = "write the value itself into the pod's spec"
@@ -41,21 +44,6 @@ _LATER: Final = "which kubelet knows only when the container starts"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestVariables:
-    """What one container asks for.
-
-    Attributes:
-        env: its FPGA_* request variables.
-        unknown: its FPGA_* variables that mean nothing; only their names count.
-        volatile: a label or annotation is in it: these may change while the pod lives.
-    """
-
-    env: Mapping[str, str] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    volatile: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ContainerRequests:
     """What one container asks for, or why that cannot be served.
 
@@ -64,6 +52,7 @@ class ContainerRequests:
         passes_on: a plain init container: others may have its devices after it.
         env: its FPGA_* request variables.
         unknown: its FPGA_* variables that mean nothing; only their names count.
+        volatile: a label or annotation is in `env`: these may change while the pod lives.
         requests: what they ask for.
         wrong: message, hint and `asked` of the error that its variables are; None: there is none.
     """
@@ -72,6 +61,7 @@ class ContainerRequests:
     passes_on: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+    volatile: bool = False
     requests: tuple[FpgaRequest, ...] = ()
     wrong: tuple[str, str, str] | None = None
 
@@ -93,7 +83,7 @@ class _Value:
     Attributes:
         text: the value, if `unknown` is empty.
         unknown: why it is not known.
-        volatile: see `RequestVariables`.
+        volatile: see `ContainerRequests`.
     """
 
     text: str = ""
@@ -110,22 +100,20 @@ def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
     found = []
     lasting = not pod.static
     for container in (*pod.init, *pod.containers):
-        passes_on = container in pod.init and not container.restartable
-        asks = ContainerRequests(container.name, passes_on)
+        asks = ContainerRequests(container.name)
         try:
-            variables = request_variables(pod, container)
-            lasting = lasting and not variables.volatile
-            requests = requests_in({**variables.env, **variables.unknown})
+            asks = request_variables(pod, container)
+            asks = replace(asks, requests=requests_in({**asks.env, **asks.unknown}))
         except InvalidRequestError as error:
-            found.append(replace(asks, wrong=(error.message, error.hint, error.asked)))
-        else:
-            asks = replace(asks, env=variables.env, unknown=variables.unknown)
-            found.append(replace(asks, requests=requests))
+            asks = replace(asks, wrong=(error.message, error.hint, error.asked))
+        lasting = lasting and not asks.volatile
+        passes_on = container in pod.init and not container.restartable
+        found.append(replace(asks, passes_on=passes_on))
     return tuple(found), lasting
 
 
-def request_variables(pod: Pod, container: Container) -> RequestVariables:
-    """The request variables with which kubelet will start a container.
+def request_variables(pod: Pod, container: Container) -> ContainerRequests:
+    """The request variables with which kubelet will start a container, not parsed yet.
 
     Raises:
         InvalidRequestError: one of them, or whether there are any, cannot be known here.
@@ -154,9 +142,10 @@ def request_variables(pod: Pod, container: Container) -> RequestVariables:
             " a ConfigMap or Secret (envFrom), which is not read",
             hint="write the FPGA_* variables into env",
         )
-    return RequestVariables(
-        {name: value.text for name, value in requests.items()},
-        {name: value.text for name, value in values.items() if is_unknown_variable(name, "")},
+    return ContainerRequests(
+        container.name,
+        env={name: value.text for name, value in requests.items()},
+        unknown={n: value.text for n, value in values.items() if is_unknown_variable(n, "")},
         volatile=any(value.volatile for value in requests.values()),
     )
 
@@ -197,36 +186,26 @@ def _field(pod: Pod, path: str) -> _Value:
 def _expand(text: str, so_far: Mapping[str, _Value]) -> _Value:
     """Replace `$(NAME)`; what is replaced is not expanded again."""
     parts: list[str] = []
-    length = 0
+    at = length = 0
     volatile = False
-    last_closer = text.rfind(")")
-    at = 0
-    while (found := text.find("$", at)) >= 0 and found + 1 < len(text):
-        following = text[found + 1]
-        parts.append(text[at:found])
-        if following != "(" or last_closer < found:
-            # An escaped `$`, a `$` before anything else, or a reference that is never closed.
-            parts.append("$" if following == "$" else f"${following}")
-            at = found + 2
-        else:
-            end = text.index(")", found)
-            name = text[found + 2 : end]
-            value = so_far.get(name)
-            if value is None:
-                # Kubelet may have it, from envFrom or as a variable of a Service; else it stays as
-                # it is, which is no value of a request variable either.
-                what = quote(f"$({name[:_LONGEST]})")
-                return _Value(unknown=f"{what}, which env does not define before it")
-            if value.unknown:
-                return value
-            parts.append(value.text)
-            volatile = volatile or value.volatile
-            at = end + 1
+    closed = text.rfind(")") + 1  # a reference that begins later is none
+    for found in _REFERENCE.finditer(text, 0, closed):
+        name = found[1]
+        value = _Value("$") if name is None else so_far.get(name)
+        if value is None:
+            # Kubelet may have it, from envFrom or as a variable of a Service; else it stays as it
+            # is, which is no value of a request variable either.
+            what = quote(f"$({name[:_LONGEST]})")
+            return _Value(unknown=f"{what}, which env does not define before it")
+        if value.unknown:
+            return value
+        parts += text[at : found.start()], value.text
+        volatile = volatile or value.volatile
+        at = found.end()
         length += len(parts[-2]) + len(parts[-1])
         if length > _LONGEST:
             break
-    parts.append(text[at:])
-    result = "".join(parts)
+    result = "".join((*parts, text[at:closed], text[closed:].replace("$$", "$")))
     if len(result) > _LONGEST:
         return _Value(unknown=f"a value of more than {_LONGEST} characters")
     return _Value(result, volatile=volatile)

@@ -6,20 +6,20 @@ plugin's pods of such resources have none, since its webhook takes the variables
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fpga_plugin.allocation.requests.parse import FpgaRequest, RegionTarget
-from fpga_plugin.errors import InvalidRequestError, RefusedError
+from fpga_plugin.allocation.requests.parse import FpgaRequest, assign
+from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, RegionId, known_resource
 from fpga_plugin.kubernetes.names import ResourceName
 
 
 def assign_functions(
     requests: Sequence[FpgaRequest],
-    targets: Sequence[RegionTarget],
+    regions: Mapping[RegionId, InterfaceId],
     interface_id: InterfaceId,
     afu_id: AfuId,
     resources: Collection[ResourceName],
 ) -> Mapping[RegionId, FpgaRequest | None]:
-    """Which request each region of a call gets; None: none, it is handed over all the same.
+    """Which request each region of a call gets (`assign`); None: it is handed over all the same.
 
     Kubelet calls once a resource: what another of the container's `resources` may satisfy is
     another call's.
@@ -29,39 +29,26 @@ def assign_functions(
         RefusedError: one asks for another accelerator, there are more than regions, or a card has
             another interface id than the resource.
     """
-    changed = [target for target in targets if target.interface_id != interface_id]
-    if changed:
-        raise RefusedError(
-            f"the card of {changed[0].region} has the interface id {changed[0].interface_id} by"
-            f" now, and the pod was given a function for {interface_id}",
-            hint="delete the pod",
-        )
+    for region, present in regions.items():
+        if present != interface_id:
+            raise RefusedError(
+                f"the card of {region} has the interface id {present} by now, and the pod was given"
+                f" a function for {interface_id}",
+                hint="delete the pod",
+            )
     held = [one for one in map(known_resource, resources) if one is not None]
-    others = {(one.interface_id, one.afu_id and BitstreamId(one.afu_id)) for one in held}
-    elsewhere = {one.interface_id for one in held} - {interface_id}
-    result: dict[RegionId, FpgaRequest | None] = {target.region: None for target in targets}
     fitting = [one for one in requests if one.interface_id == interface_id]
-    strange = [one for one in requests if one.interface_id not in elsewhere]
-    if strange and not fitting:
-        raise InvalidRequestError(
-            f"{strange[0].region_variable} asks for interface id {strange[0].interface_id}, but the"
-            f" allocated devices have {interface_id}",
-            hint="request the resource and the bitstream of the same interface id",
-        )
-    free = list(result)
+    if not fitting:
+        elsewhere = {one.interface_id for one in held} - {interface_id}
+        return assign([one for one in requests if one.interface_id not in elsewhere], regions)
+    wanted = BitstreamId(afu_id)
+    functions = {one.afu_id for one in held if one.interface_id == interface_id}
+    others = {BitstreamId(one) for one in functions if one is not None}
     for request in fitting:
-        if request.file_id == BitstreamId(afu_id):
-            if not free:
-                raise RefusedError(
-                    f"{request.region_variable}: the container asks more often for the function"
-                    f" {afu_id} than it has regions with it ({len(result)})",
-                    hint="raise the resource's limit, or remove requests",
-                )
-            result[free.pop(0)] = request
-        elif (request.interface_id, request.file_id) not in others:
+        if request.file_id not in {wanted, *others}:
             raise RefusedError(
                 f"{request.region_variable} asks for {request.file_id}, but the region holds"
                 f" the function {afu_id}, and a region with a function is not programmed",
                 hint="ask for the resource of that accelerator, or remove the request",
             )
-    return result
+    return assign([request for request in fitting if request.file_id == wanted], regions)

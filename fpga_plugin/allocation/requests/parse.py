@@ -40,8 +40,14 @@ None is the beginning of another, so each variable is of one kind at most.
 _SUFFIX: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]+", re.ASCII)
 
-_MAX_CLOCK_DIGITS: Final = 9
-"""More digits are no clock in MHz of anything, and need no number to say so."""
+_SETTINGS: Final = {
+    "clock": (
+        re.compile(r"0*([0-9]{1,9})", re.ASCII),
+        "a whole number of MHz, of at most 9 digits",
+    ),
+    "debug": (re.compile(r"([01])"), "0 or 1"),
+}
+"""The driver parameters: what a value looks like, in the number of its group, and in words."""
 
 _PARAMS_RULE: Final = "write name=value, separated by commas, without blanks: clock=400,debug=1"
 
@@ -100,29 +106,13 @@ class FpgaRequest:
         return _shown(_PARAMS + self.suffix)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionTarget:
-    """A region of the present call.
-
-    Attributes:
-        region: the region that would be programmed.
-        device: what kubelet calls it: the region itself, or its card.
-        interface_id: what its card takes.
-    """
-
-    region: RegionId
-    device: DeviceId
-    interface_id: InterfaceId
-
-
 @dataclass(slots=True)
 class _Variables:
     """The variables of one suffix, each parsed by itself."""
 
     region: InterfaceId | None = None
-    bitstream: BitstreamId | NamedBitstream | None = None
-    afu: BitstreamId | NamedBitstream | None = None
-    settings: DriverSettings | None = None
+    named: dict[str, BitstreamId | NamedBitstream] = field(default_factory=dict)
+    settings: DriverSettings = field(default_factory=DriverSettings)
 
 
 def is_request_variable(name: str) -> bool:
@@ -159,46 +149,39 @@ def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
 
 
 def assign(
-    requests: Sequence[FpgaRequest], targets: Sequence[RegionTarget]
+    requests: Sequence[FpgaRequest], regions: Mapping[RegionId, InterfaceId]
 ) -> Mapping[RegionId, FpgaRequest | None]:
     """Which request each region of a call gets; None: it is handed over blank.
 
-    `targets` are the regions of the call's devices in order of (PCI address, port id), a whole card
-    counting as its regions. Each request, in order, goes to the first region of its interface id
-    that has none yet. Kubelet calls once a resource: requests for another interface id belong to
-    another call as long as one is for this one.
+    `regions` are those of the call's devices, in order of (PCI address, port id), with their
+    interface ids; a whole card counts as its regions. Each request, in order, goes to the first
+    region of its interface id that has none yet. Kubelet calls once a resource: requests for
+    another interface id belong to another call as long as one is for this one.
 
     Returns:
-        One entry a region, in the order of `targets`.
+        One entry a region, in the order of `regions`.
 
     Raises:
         InvalidRequestError: there are requests, and none is for these devices' interface id.
         RefusedError: there are more requests for this interface id than regions.
     """
-    result: dict[RegionId, FpgaRequest | None] = {target.region: None for target in targets}
-    served = {target.interface_id for target in targets}
-    fitting = [request for request in requests if request.interface_id in served]
+    result: dict[RegionId, FpgaRequest | None] = dict.fromkeys(regions)
+    fitting = [request for request in requests if request.interface_id in regions.values()]
     if requests and not fitting:
+        asked = _ids(request.interface_id for request in requests)
         raise InvalidRequestError(
-            f"{requests[0].region_variable} asks for interface id {_ids(requests)}, but the"
-            f" allocated devices have {_ids(targets)}",
+            f"{requests[0].region_variable} asks for interface id {asked}, but the"
+            f" allocated devices have {_ids(regions.values())}",
             hint="request the resource and the bitstream of the same interface id",
         )
     for request in fitting:
-        free = next(
-            (
-                target.region
-                for target in targets
-                if target.interface_id == request.interface_id and result[target.region] is None
-            ),
-            None,
-        )
+        same = [region for region, one in regions.items() if one == request.interface_id]
+        free = next((region for region in same if result[region] is None), None)
         if free is None:
             wanted = sum(r.interface_id == request.interface_id for r in fitting)
-            have = len({t.region for t in targets if t.interface_id == request.interface_id})
             raise RefusedError(
                 f"{request.region_variable}: the container asks for {wanted} programmed regions of"
-                f" interface id {request.interface_id} and was given {have}",
+                f" interface id {request.interface_id} and was given {len(same)}",
                 hint="raise the resource's limit, or remove requests",
             )
         result[free] = request
@@ -242,22 +225,19 @@ def _parse_value(into: _Variables, kind: str, suffix: str, value: str) -> None:
     variable = _shown(kind + suffix)
     if not value:
         raise InvalidRequestError(f"{variable} is empty", hint="set it, or remove it")
-    if kind == _PARAMS:
-        try:
-            into.settings = _parse_settings(value)
-        except ValueError as error:
-            raise InvalidRequestError(f"{variable}: {error}", hint=_PARAMS_RULE) from None
-        return
+    asked = hint = ""
     try:
-        if kind == _REGION:
+        if kind == _PARAMS:
+            hint = _PARAMS_RULE
+            into.settings = _parse_settings(value)
+        elif kind == _REGION:
             into.region = parse_interface_id(value)
-        elif kind == _BITSTREAM:
-            into.bitstream = _parse_bitstream(value, variable)
         else:
-            into.afu = _parse_bitstream(value, variable)
+            asked = value[:MAX_QUOTED]
+            into.named[kind] = _parse_bitstream(value, variable)
     except ValueError as error:
-        asked = "" if kind == _REGION else value[:MAX_QUOTED]
-        raise InvalidRequestError(f"{variable}={quote(value)}: {error}", asked=asked) from None
+        message = f"{variable}={quote(value)}: {error}"
+        raise InvalidRequestError(message, hint=hint, asked=asked) from None
 
 
 def _parse_bitstream(value: str, variable: str) -> BitstreamId | NamedBitstream:
@@ -288,40 +268,23 @@ def _parse_settings(value: str) -> DriverSettings:
     Raises:
         ValueError: an element, a name or a value is wrong; quotes the element, not all of `value`.
     """
-    clock: int | None = None
-    debug = False
-    seen = set()
+    found: dict[str, int] = {}
     for element in value.split(","):
-        name, separator, setting = element.partition("=")
-        if not (name and separator and setting):
+        name, _, setting = element.partition("=")
+        if not name or not setting:
             msg = f"{quote(element)} is not of the form name=value"
-            raise ValueError(msg)
-        if name in seen:
+        elif name in found:
             msg = f"{quote(name)} is there twice"
-            raise ValueError(msg)
-        seen.add(name)
-        if name == "clock":
-            clock = _parse_clock(setting)
-        elif name == "debug":
-            if setting not in {"0", "1"}:
-                msg = f"debug is {quote(setting)}, not 0 or 1"
-                raise ValueError(msg)
-            debug = setting == "1"
-        else:
+        elif name not in _SETTINGS:
             msg = f"{quote(name)} is no driver parameter (clock, debug)"
-            raise ValueError(msg)
-    return DriverSettings(clock=clock, debug=debug)
-
-
-def _parse_clock(setting: str) -> int:
-    if not _DIGITS.fullmatch(setting):
-        msg = f"clock is {quote(setting)}, not a whole number of MHz"
+        else:
+            form, allowed = _SETTINGS[name]
+            if match := form.fullmatch(setting):
+                found[name] = int(match[1])
+                continue
+            msg = f"{name} is {quote(setting)}, not {allowed}"
         raise ValueError(msg)
-    digits = setting.lstrip("0") or "0"
-    if len(digits) > _MAX_CLOCK_DIGITS:
-        msg = f"clock is {quote(setting)}: no card runs at so many MHz"
-        raise ValueError(msg)
-    return int(digits)
+    return DriverSettings(clock=found.get("clock"), debug=bool(found.get("debug")))
 
 
 def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
@@ -331,27 +294,28 @@ def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
         InvalidRequestError: one is missing, or two contradict each other.
     """
     region, bitstream, afu, params = (_shown(kind + suffix) for kind in REQUEST_PREFIXES)
+    named = variables.named
     if variables.region is None:
-        there = bitstream if variables.bitstream else afu if variables.afu else params
+        there = bitstream if _BITSTREAM in named else afu if named else params
         raise InvalidRequestError(
             f"{there} is set, but {region} is not",
             hint=f"set {region} to the interface id of the device",
         )
-    wanted = variables.bitstream or variables.afu
-    if wanted is None:
+    if not named:
         raise InvalidRequestError(
             f"{region} is set, but neither {bitstream} nor {afu} is",
             hint="set one of them to the id of the bitstream",
         )
-    if variables.afu and variables.afu != wanted:
+    if len(set(named.values())) > 1:
         raise InvalidRequestError(
-            f"{bitstream}={wanted} and {afu}={variables.afu} differ", hint="remove one of them"
+            f"{bitstream}={named[_BITSTREAM]} and {afu}={named[_AFU]} differ",
+            hint="remove one of them",
         )
     return FpgaRequest(
         suffix=suffix,
         interface_id=variables.region,
-        bitstream_id=wanted,
-        settings=variables.settings or DriverSettings(),
+        bitstream_id=named.get(_BITSTREAM) or named[_AFU],
+        settings=variables.settings,
     )
 
 
@@ -360,7 +324,7 @@ def _shown(variable: str) -> str:
     return variable if len(variable) <= MAX_QUOTED else f"{variable[:MAX_QUOTED]}..."
 
 
-def _ids(sources: Iterable[FpgaRequest | RegionTarget], most: int = 3) -> str:
-    """The distinct interface ids of requests or targets, as many as a message has room for."""
-    ids = list(dict.fromkeys(source.interface_id for source in sources))
+def _ids(interfaces: Iterable[InterfaceId], most: int = 3) -> str:
+    """The distinct interface ids, as many as a message has room for."""
+    ids = list(dict.fromkeys(interfaces))
     return ", ".join(ids[:most]) + (", ..." if len(ids) > most else "") if ids else "none"

@@ -62,11 +62,9 @@ def unknown_variables(env: Mapping[str, str]) -> tuple[tuple[UnknownVariable, ..
 
     `env`: all its variables, or those that begin with FPGA_.
     """
-    names = [name for name, value in env.items() if is_unknown_variable(name, value)]
-    if not names:
-        return (), 0
-    first = sorted(names)[:_MAX_TOLD]
-    return tuple(UnknownVariable(quote(name), _meant(name)) for name in first), len(names)
+    names = sorted(name for name, value in env.items() if is_unknown_variable(name, value))
+    first = (UnknownVariable(quote(name), _meant(name)) for name in names[:_MAX_TOLD])
+    return tuple(first), len(names)
 
 
 def requests_in(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:

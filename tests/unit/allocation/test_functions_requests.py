@@ -4,12 +4,11 @@ import pytest
 
 from fpga_plugin.allocation.permission import asks
 from fpga_plugin.allocation.requests.functions import assign_functions
-from fpga_plugin.allocation.requests.parse import FpgaRequest, RegionTarget
+from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.errors import InvalidRequestError, RefusedError
 from fpga_plugin.ids import (
     AfuId,
     BitstreamId,
-    DeviceId,
     InterfaceId,
     RegionId,
     Resource,
@@ -32,8 +31,7 @@ def asked(afu: str, interface: InterfaceId = IFACE, n: str = "1") -> FpgaRequest
 
 
 def assign(*requests: FpgaRequest, also: tuple[ResourceName, ...] = (), on=IFACE):
-    targets = [RegionTarget(region=r, device=DeviceId(r), interface_id=on) for r in (P0, P1)]
-    return assign_functions(requests, targets, IFACE, AFU, (name(AFU), *also))
+    return assign_functions(requests, {P0: on, P1: on}, IFACE, AFU, (name(AFU), *also))
 
 
 def test_without_requests_every_region_is_handed_over():
@@ -44,7 +42,9 @@ def test_requests_for_the_function_go_to_regions_in_order():
     one, two = asked(AFU), asked(AFU, n="2")
     assert assign(one) == {P0: one, P1: None}
     assert assign(one, two) == {P0: one, P1: two}
-    with pytest.raises(RefusedError, match="FPGA_REGION_3: the container asks more often"):
+    with pytest.raises(
+        RefusedError, match=r"FPGA_REGION_3: the container asks for 3 .* was given 2"
+    ):
         assign(one, two, asked(AFU, n="3"))
 
 

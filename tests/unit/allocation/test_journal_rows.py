@@ -15,7 +15,7 @@ from doubles.cards import AFU, INTERFACE, PREFIX, REGIONS, WHOLE, device, make_c
 from fpga_plugin.allocation.journal import rows
 from fpga_plugin.allocation.journal.history import latest
 from fpga_plugin.allocation.journal.journal import JOURNAL_FILE, Journal, JournalError
-from fpga_plugin.allocation.journal.peek import Peek, peek
+from fpga_plugin.allocation.journal.peek import peek
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
     Allocation,
@@ -233,7 +233,7 @@ def test_what_is_told_of_a_row_is_one_line_of_plain_text(db: sqlite3.Connection)
 
 
 def test_where_no_plugin_has_run_nobody_has_anything(tmp_path: Path) -> None:
-    assert peek(str(tmp_path)) == Peek()
+    assert peek(str(tmp_path)) == Change()
     assert list(tmp_path.iterdir()) == [], "nothing is made by who only looks"
 
 
