@@ -11,7 +11,7 @@ from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards import debugging
 from fpga_plugin.cards.inventory import Inventory
-from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import (
     FpgaPluginError,
@@ -192,10 +192,7 @@ class CardActions:
         if (present := ledger.cards.get(card_id)) is None:
             # It cannot be served now, so it gets no new owner. Present owners keep their devices.
             # The backend sees any other process that has a function open.
-            if (one := await self._operations.living(ledger.left_on(card_id))) is not None:
-                raise RefusedError(
-                    f"pod {one.pod}, which had something of card {card_id}, still runs"
-                )
+            await self._operations.check_gone(ledger.left_on(card_id))
             return
         if card_id not in ledger.drained:
             raise RefusedError(
@@ -203,8 +200,7 @@ class CardActions:
                 hint=f"run `fpga-plugin card drain {card_id}` first",
             )
         for region in present.regions:
-            if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
-                raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
+            await self._operations.check_gone(ledger.tenancies.left(region.id))
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for the process that has it open, or crash
             workers, backend = self._operations.workers, self._operations.backend
@@ -268,13 +264,11 @@ class CardActions:
                     *self._ledger.tenancies.left(region.id),
                     *self._ledger.strangers(region),
                 ]
-                if (one := await self._operations.living(users)) is not None:
-                    waits.append(f"pod {one.pod}, which had {one.region}, still runs")
-                    continue
                 try:
+                    await self._operations.check_gone(users)
                     async with self._operations.ports(card, [region]):
                         pass
-                except PortInUseError as error:
+                except (TenancyActiveError, PortInUseError) as error:
                     waits.append(error.message)
                 except FpgaPluginError as error:
                     log.info("port cannot be checked", region=region.id, reason=str(error))

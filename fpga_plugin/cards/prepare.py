@@ -34,10 +34,6 @@ RESET_SECONDS = 240.0
 """Seconds to wait for a card's reset and scrub; calls end earlier, and kubelet retries."""
 
 
-class TenancyActiveError(RefusedError):
-    """A pod that had a region before still has processes."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProgramTarget:
     """An image that a container asks for.
@@ -308,12 +304,7 @@ class Preparer:
         former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
         if plan.pod is not None:
             former = [one for one in former if one.pod != plan.pod]
-        if (living := await operations.living(former)) is not None:
-            raise TenancyActiveError(
-                f"pod {living.pod}, which had {', '.join(region_ids)} before, still has running"
-                " processes",
-                hint="it is tried again when kubelet retries; see why that pod does not end",
-            )
+        await operations.check_gone(former)
 
     async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
         operations, ledger = self._operations, self._operations.ledger

@@ -149,22 +149,6 @@ class Recovery:
         ledger.hardware.set_rebinding(card.id, rebinding=False)
         return ledger.cards.get(card.id)
 
-    def left_over(self, card: Card) -> bool:
-        """Whether the ledger still counts a card as being rebound although it has its driver.
-
-        This happens after a rebind whose end could not be journalled, or if someone else bound the
-        driver. The answer counts only with the card's lock held.
-        """
-        return card.id in self._ledger.rebinding
-
-    def finish(self, card: Card) -> None:
-        """Put a rebound card into service again; with its lock held.
-
-        Raises:
-            JournalError: it cannot be written; try again.
-        """
-        self._ledger.hardware.set_rebinding(card.id, rebinding=False)
-
     def ask(self, card_id: CardId) -> None:
         """The operator asks for another attempt at once, in service or not."""
         self._asked.add(card_id)

@@ -33,8 +33,8 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.cards.handover import last_look
-from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget, TenancyActiveError
+from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
+from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.cdi import device_id
 from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError, ResourceClaim

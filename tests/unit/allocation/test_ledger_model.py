@@ -38,7 +38,7 @@ KINDS = {
     "CardOperations._may_live": "look",
     "CardOperations.ports.<locals>.open_all": "open",
     "Images.blank.<locals>.<lambda>": "load",
-    "CardOperations.scrub.<locals>.<lambda>": "wipe",
+    "scrub": "wipe",
     "CardOperations.clear_memory.<locals>.<lambda>": "clear",
     "Work.program.<locals>.program": "bring",
     "Preparer._bring.<locals>.<lambda>": "bring",

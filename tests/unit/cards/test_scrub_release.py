@@ -127,7 +127,7 @@ def test_a_start_that_was_refused_while_the_last_owner_ran_changes_nothing_about
     b = world.admit(world.r0)
     refused = world.prestart(b, AFU)
     world.plugin.work()
-    assert "still has running processes" in str(refused.exception())
+    assert "still runs" in str(refused.exception())
     world.end(a)
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
