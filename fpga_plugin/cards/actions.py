@@ -21,29 +21,9 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.model import Card, PciFunction
-from fpga_plugin.ids import CardId, DeviceId, parse_device_id
-from fpga_plugin.kubernetes.names import PodUid, ResourceName
+from fpga_plugin.ids import CardId, parse_device_id
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOwner:
-    """The owner of a device of a card.
-
-    Attributes:
-        device: the card itself or a region.
-        resource: under which it was allocated.
-        pod: the owner's uid; None: kubelet's records have not shown it yet.
-        started: whether a container may have run with it.
-        since: Unix time of the allocation; 0: unknown.
-    """
-
-    device: DeviceId
-    resource: ResourceName
-    pod: PodUid | None
-    started: bool
-    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +34,7 @@ class CardState:
         card: its id.
         present: whether its driver shows it.
         drained: whether it is out of service.
-        owners: the owners of its devices.
+        owners: the allocations of its devices.
         waits_for: why it must not be pulled yet; empty: it may be pulled now.
         not_clean: regions on which an earlier tenant's image or data may be, with the condition.
     """
@@ -62,7 +42,7 @@ class CardState:
     card: CardId
     present: bool
     drained: bool
-    owners: tuple[DeviceOwner, ...]
+    owners: tuple[Allocation, ...]
     waits_for: tuple[str, ...]
     not_clean: tuple[str, ...]
 
@@ -226,7 +206,7 @@ class CardActions:
         ledger = self._ledger
         present = ledger.cards.get(card_id)
         drained = card_id in ledger.drained
-        owners = tuple(map(_owner, ledger.allocations_on(card_id)))
+        owners = tuple(ledger.allocations_on(card_id))
         waits = [f"{one.device} has an owner" for one in owners]
         not_clean: list[str] = []
         if present is not None:
@@ -297,9 +277,3 @@ class CardActions:
 
 def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
     return {name: f"{value:#x}" for name, value in errors.items()}
-
-
-def _owner(allocation: Allocation) -> DeviceOwner:
-    return DeviceOwner(
-        allocation.device, allocation.resource, allocation.pod, allocation.used, allocation.since
-    )

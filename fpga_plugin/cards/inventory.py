@@ -21,8 +21,8 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.port_error_log import PortErrorLog
-from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
-from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError, afu_ids
+from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import (
@@ -50,7 +50,7 @@ class _Seen:
 
     Attributes:
         found: None: there is no card.
-        observed: its regions' AFU ids; None: it went meanwhile, or the plugin must not touch it.
+        observed: its regions' AFU ids; None: it went meanwhile.
         health: its signals; None: they were not read.
     """
 
@@ -121,6 +121,7 @@ class Inventory:
             self._all_again = False
             before = self._changes.copy()
             present = await asyncio.to_thread(self._backend.card_ids)
+            present = [card_id for card_id in present if self._cards.selects(card_id)]
             read, silent = await self._reads.each(present, self._see_or_problem)
             for card_id in silent:
                 self._no_answer(card_id)
@@ -142,13 +143,10 @@ class Inventory:
             HardwareError: sysfs cannot be listed.
         """
         found = self._backend.scan_card(card_id)
-        if not isinstance(found, Card) or not self._cards.selects(card_id):
+        if not isinstance(found, Card):
             return _Seen(found)
-        try:
-            observed = self._observe(found)
-        except CardGoneError:
-            return _Seen(found)
-        idle = health and not self._workers.locked(card_id)
+        observed = afu_ids(self._backend, found.regions)
+        idle = health and observed is not None and not self._workers.locked(card_id)
         return _Seen(found, observed, self._backend.health(found) if idle else None)
 
     async def _take_in(self, card_id: CardId, seen: _Seen, *, since: int | None = None) -> None:
@@ -157,7 +155,7 @@ class Inventory:
         def outdated() -> bool:
             return since not in {None, self._changes[card_id]}
 
-        if outdated() or not self._cards.selects(card_id):
+        if outdated():
             return
         if isinstance(seen.found, CardProblem):
             self._problem(seen.found)
@@ -184,22 +182,6 @@ class Inventory:
             # Work may have begun on it while it was read: a PR looks like a poisoned port.
             self._spawn(self.check(card_id))
 
-    def _observe(self, card: Card) -> _Observed:
-        """The regions' AFU ids; None: one cannot be read.
-
-        Raises:
-            CardGoneError: a region went, even if another replaced it.
-        """
-        observed: _Observed = {}
-        for region in card.regions:
-            try:
-                observed[region.id] = self._backend.afu_id(region)
-            except CardGoneError:
-                raise
-            except FpgaPluginError:
-                observed[region.id] = None
-        return observed
-
     def changed(self, card: CardId | None) -> None:
         """A card may have changed; None: any card (`EventSource`)."""
         if self._closing:
@@ -209,7 +191,7 @@ class Inventory:
                 self._all_again = True
                 log.info("events were lost, scanning all cards")
                 self._spawn(self.scan())
-        elif self._cards.selects(card):
+        else:
             self._changes[card] += 1
             if card not in self._again:
                 self._again.add(card)
@@ -240,6 +222,8 @@ class Inventory:
 
     async def look(self, card_id: CardId) -> None:
         """Scan one card again, without its health signals."""
+        if not self._cards.selects(card_id):
+            return
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             try:
@@ -321,7 +305,7 @@ class Inventory:
 
     def _problem(self, problem: CardProblem) -> None:
         card_id = problem.address.card_id
-        if self._cards.selects(card_id) and self.problems.get(card_id) != problem:
+        if self.problems.get(card_id) != problem:
             self.problems[card_id] = problem
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
 
@@ -470,10 +454,8 @@ class Inventory:
             health = self._backend.health(card)
         except HardwareError as error:
             health = _failed(card, error.message, error.hint)
-        try:
-            return health, self._observe(card)
-        except CardGoneError:
-            return None
+        observed = afu_ids(self._backend, card.regions)
+        return None if observed is None else (health, observed)
 
     def _no_answer(self, card_id: CardId) -> None:
         """A card, known or not, could not be looked at."""

@@ -17,15 +17,14 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards import steps
 from fpga_plugin.cards.operations import CardOperations, Work
-from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.cards.reads import CardReads, afu_ids
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import (
-    FpgaPluginError,
     HardwareError,
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.hardware.backend import Backend, DriverSettings
+from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
@@ -126,7 +125,7 @@ class Preparer:
         return records
 
     async def read_back(self, plan: Plan) -> dict[RegionId, AfuId | None]:
-        """The AFU ids of the plan's regions now; None: unreadable, or the region is gone.
+        """The AFU ids now of those regions of the plan whose cards are there; None: unreadable.
 
         Raises:
             SilentCardError: a card does not answer.
@@ -135,14 +134,14 @@ class Preparer:
         for region_id in plan.targets:
             if (region := self._operations.ledger.region(region_id)) is not None:
                 cards.setdefault(region.card, []).append(region)
-        found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.targets)
+        found: dict[RegionId, AfuId | None] = {}
         for observed in await asyncio.gather(
             *(
-                self._reads.run(card, partial(_afu_ids, self._operations.backend, regions))
+                self._reads.run(card, partial(afu_ids, self._operations.backend, regions))
                 for card, regions in cards.items()
             )
         ):
-            found.update(observed)
+            found |= observed or {}
         return found
 
     def check_result(
@@ -172,10 +171,10 @@ class Preparer:
                     f"region {region} changed after it was prepared",
                     hint="kubelet's next try prepares it again",
                 )
-        changed = [region for region in plan.targets if observed[region] != records[region].afu_id]
+        changed = [r for r in plan.targets if observed.get(r) != records[r].afu_id]
         if changed:
             ledger.work.dirty(changed, "it changed after it was prepared")
-            shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
+            shows = ", ".join(f"{r} shows {observed.get(r) or 'none'}" for r in changed)
             raise NotFinishedError(
                 f"the AFU ids are no longer those that were prepared: {shows}",
                 hint="kubelet's next try prepares the regions again",
@@ -378,13 +377,3 @@ class Preparer:
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
         await work.program(region, target.image, target.settings, quiesce=own)
         ledger.work.programmed(region.id, target.afu_id)
-
-
-def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:
-    observed: dict[RegionId, AfuId | None] = {}
-    for region in regions:
-        try:
-            observed[region.id] = backend.afu_id(region)
-        except FpgaPluginError:
-            observed[region.id] = None
-    return observed

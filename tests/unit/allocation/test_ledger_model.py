@@ -44,7 +44,7 @@ KINDS = {
     "Preparer._bring.<locals>.<lambda>": "bring",
     "ExitStack.close": "close",
     "Gated.lock.<locals>.gate": "gate",
-    "_afu_ids": "last look",
+    "afu_ids": "last look",
     "wake_up": "sleep",
 }
 """What the ends of threads are in the model; all others are part of the step before them."""

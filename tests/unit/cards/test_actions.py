@@ -167,7 +167,7 @@ def test_what_keeps_a_card_from_being_pulled(
         assert told.startswith(words.format(region))
     assert found.may_be_pulled == (not waits)
     assert (found.present, found.drained) == (True, way is not in_service)
-    assert [one.started for one in found.owners] == ([True] if way is owned else [])
+    assert [one.used for one in found.owners] == ([True] if way is owned else [])
 
 
 @pytest.mark.parametrize("way", [owned, unreconciled, former])
