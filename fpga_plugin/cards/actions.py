@@ -150,7 +150,8 @@ class CardActions:
             RefusedError: it is in service, or in use.
             FpgaPluginError: the driver refused, or it cannot be read.
         """
-        card_id = self._there(card)
+        # A card that cannot be served is one, too.
+        card_id = CardId(card) if card in self._inventory.problems else self._known(card)
         workers, backend = self._operations.workers, self._operations.backend
         async with workers.lock(card_id):
             await self._check_unused(card_id)
@@ -185,16 +186,6 @@ class CardActions:
                 pass  # else the kernel would wait for the process that has it open, or crash
             workers, backend = self._operations.workers, self._operations.backend
             await workers.run(card_id, backend.give_back, present, region)
-
-    def _there(self, text: str) -> CardId:
-        """The card of that id, also one that cannot be served.
-
-        Raises:
-            UnknownDeviceError: there is none, and none is remembered.
-        """
-        if text in self._inventory.problems:
-            return CardId(text)
-        return self._known(text)
 
     async def state(self, card: str) -> CardState:
         """Whether a card may be pulled, and what it still waits for.

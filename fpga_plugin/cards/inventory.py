@@ -109,7 +109,8 @@ class Inventory:
         self._changes: Counter[CardId] = Counter()
         self._again: set[CardId] = set()
         self._all_again = False
-        self._degraded: dict[CardId, tuple[str, ...]] = {}
+        # Signals at the last look that are worth showing and make nothing Unhealthy.
+        self.degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions = FunctionNews(operations.ledger)
         self._closing = False
@@ -291,7 +292,7 @@ class Inventory:
             log.warning("card gone", card=card_id, **self._owners(card_id))
             self._recorder.card_failed(card_id, "gone")
             self._ledger.hardware.card_gone(card_id)
-            self._degraded.pop(card_id, None)
+            self.degraded.pop(card_id, None)
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
         """The owners of a card's devices, as values of a log line."""
@@ -308,10 +309,6 @@ class Inventory:
         if self.problems.get(card_id) != problem:
             self.problems[card_id] = problem
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
-
-    def degraded(self, card_id: CardId) -> tuple[str, ...]:
-        """A card's signals at the last look that are worth showing and make nothing Unhealthy."""
-        return self._degraded.get(card_id, ())
 
     def say_what_is_missing(self, sysfs_root: str) -> None:
         """Log missing cards after the first scan: a wrong setting looks like a node without any."""
@@ -373,7 +370,7 @@ class Inventory:
         return (
             {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
             and not any(r in self._well_since for r in health.failed)
-            and self._degraded.get(card.id, ()) == health.degraded
+            and self.degraded.get(card.id, ()) == health.degraded
             and not self._lacks_guard(card, health)
             and self._operations.port_errors_logged.isdisjoint(regions)
             and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
@@ -514,8 +511,8 @@ class Inventory:
             if region.id in self._ledger.failing and region.id not in health.failed:
                 log.info("region recovered", region=region.id, **self._operations.owner(region.id))
                 self._recorder.card_recovered(card.id, f"region {region.id} is well again")
-        if self._degraded.get(card.id, ()) != health.degraded:
-            self._degraded[card.id] = health.degraded
+        if self.degraded.get(card.id, ()) != health.degraded:
+            self.degraded[card.id] = health.degraded
             if health.degraded:
                 log.warning("card degraded", card=card.id, signals=health.degraded)
         self._ledger.hardware.set_failing(card.id, health.failed)

@@ -77,7 +77,13 @@ class CardOperations:
         (invariant 7).
         """
         for one in sorted(tenancies, key=lambda each: each.pod or ""):
-            if not await self._is_gone(one):
+            if not one.used:
+                continue
+            if not one.left:
+                return one
+            if one.pod is not None and await asyncio.to_thread(
+                self._may_live, one.pod, one.cgroups
+            ):
                 return one
         return None
 
@@ -103,15 +109,6 @@ class CardOperations:
         """The region's owner if known: a value of a log line."""
         allocation = self.ledger.region_allocation(region)
         return {} if allocation is None or allocation.pod is None else {"pod": allocation.pod}
-
-    async def _is_gone(self, tenancy: Tenancy) -> bool:
-        if not tenancy.used:
-            return True
-        if not tenancy.left:
-            return False
-        return tenancy.pod is None or not await asyncio.to_thread(
-            self._may_live, tenancy.pod, tenancy.cgroups
-        )
 
     def _may_live(self, pod: PodUid, cgroups: Collection[Cgroup]) -> bool:
         return not self.cgroups.instance_gone(cgroups) and self.cgroups.may_live(pod)
