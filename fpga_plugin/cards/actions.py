@@ -11,7 +11,7 @@ from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards import debugging
 from fpga_plugin.cards.inventory import Inventory
-from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import (
     FpgaPluginError,
@@ -21,29 +21,9 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.model import Card, PciFunction
-from fpga_plugin.ids import CardId, DeviceId, parse_device_id
-from fpga_plugin.kubernetes.names import PodUid, ResourceName
+from fpga_plugin.ids import CardId, parse_device_id
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOwner:
-    """The owner of a device of a card.
-
-    Attributes:
-        device: the card itself or a region.
-        resource: under which it was allocated.
-        pod: the owner's uid; None: kubelet's records have not shown it yet.
-        started: whether a container may have run with it.
-        since: Unix time of the allocation; 0: unknown.
-    """
-
-    device: DeviceId
-    resource: ResourceName
-    pod: PodUid | None
-    started: bool
-    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +34,7 @@ class CardState:
         card: its id.
         present: whether its driver shows it.
         drained: whether it is out of service.
-        owners: the owners of its devices.
+        owners: the allocations of its devices.
         waits_for: why it must not be pulled yet; empty: it may be pulled now.
         not_clean: regions on which an earlier tenant's image or data may be, with the condition.
     """
@@ -62,7 +42,7 @@ class CardState:
     card: CardId
     present: bool
     drained: bool
-    owners: tuple[DeviceOwner, ...]
+    owners: tuple[Allocation, ...]
     waits_for: tuple[str, ...]
     not_clean: tuple[str, ...]
 
@@ -170,7 +150,8 @@ class CardActions:
             RefusedError: it is in service, or in use.
             FpgaPluginError: the driver refused, or it cannot be read.
         """
-        card_id = self._there(card)
+        # A card that cannot be served is one, too.
+        card_id = CardId(card) if card in self._inventory.problems else self._known(card)
         workers, backend = self._operations.workers, self._operations.backend
         async with workers.lock(card_id):
             await self._check_unused(card_id)
@@ -192,10 +173,7 @@ class CardActions:
         if (present := ledger.cards.get(card_id)) is None:
             # It cannot be served now, so it gets no new owner. Present owners keep their devices.
             # The backend sees any other process that has a function open.
-            if (one := await self._operations.living(ledger.left_on(card_id))) is not None:
-                raise RefusedError(
-                    f"pod {one.pod}, which had something of card {card_id}, still runs"
-                )
+            await self._operations.check_gone(ledger.left_on(card_id))
             return
         if card_id not in ledger.drained:
             raise RefusedError(
@@ -203,22 +181,11 @@ class CardActions:
                 hint=f"run `fpga-plugin card drain {card_id}` first",
             )
         for region in present.regions:
-            if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
-                raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
+            await self._operations.check_gone(ledger.tenancies.left(region.id))
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for the process that has it open, or crash
             workers, backend = self._operations.workers, self._operations.backend
             await workers.run(card_id, backend.give_back, present, region)
-
-    def _there(self, text: str) -> CardId:
-        """The card of that id, also one that cannot be served.
-
-        Raises:
-            UnknownDeviceError: there is none, and none is remembered.
-        """
-        if text in self._inventory.problems:
-            return CardId(text)
-        return self._known(text)
 
     async def state(self, card: str) -> CardState:
         """Whether a card may be pulled, and what it still waits for.
@@ -230,7 +197,7 @@ class CardActions:
         ledger = self._ledger
         present = ledger.cards.get(card_id)
         drained = card_id in ledger.drained
-        owners = tuple(map(_owner, ledger.allocations_on(card_id)))
+        owners = tuple(ledger.allocations_on(card_id))
         waits = [f"{one.device} has an owner" for one in owners]
         not_clean: list[str] = []
         if present is not None:
@@ -268,13 +235,11 @@ class CardActions:
                     *self._ledger.tenancies.left(region.id),
                     *self._ledger.strangers(region),
                 ]
-                if (one := await self._operations.living(users)) is not None:
-                    waits.append(f"pod {one.pod}, which had {one.region}, still runs")
-                    continue
                 try:
+                    await self._operations.check_gone(users)
                     async with self._operations.ports(card, [region]):
                         pass
-                except PortInUseError as error:
+                except (TenancyActiveError, PortInUseError) as error:
                     waits.append(error.message)
                 except FpgaPluginError as error:
                     log.info("port cannot be checked", region=region.id, reason=str(error))
@@ -303,9 +268,3 @@ class CardActions:
 
 def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
     return {name: f"{value:#x}" for name, value in errors.items()}
-
-
-def _owner(allocation: Allocation) -> DeviceOwner:
-    return DeviceOwner(
-        allocation.device, allocation.resource, allocation.pod, allocation.used, allocation.since
-    )

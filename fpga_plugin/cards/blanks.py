@@ -10,13 +10,7 @@ import structlog
 
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
-from fpga_plugin.errors import (
-    BitstreamError,
-    NotFinishedError,
-    NotPermittedError,
-    RefusedError,
-    StoreUnavailableError,
-)
+from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
@@ -54,20 +48,13 @@ class Blanks:
             RefusedError: none can be used, and scrubbing is required.
         """
         interface_id = card.interface_id
-        expected = self._store.blank_path(interface_id, card.takes)
         problem = ""
-        blank: Bitstream | None = None
         try:
-            blank = await self._store.blank(interface_id, card.takes)
-        except (
-            BitstreamError,
-            NotPermittedError,
-            NotFinishedError,
-            StoreUnavailableError,
-        ) as error:
-            problem = str(error)
-        if blank is None and not problem:
-            problem = f"no blank bitstream at {expected}"
+            if (blank := await self._store.blank(interface_id, card.takes)) is None:
+                expected = self._store.blank_path(interface_id, card.takes)
+                problem = f"no blank bitstream at {expected}"
+        except FpgaPluginError as error:
+            blank, problem = None, str(error)
         self._afus[interface_id] = None if blank is None else blank.afu_id
         if problem != self._problems.get(interface_id, ""):
             self._report(interface_id, problem)

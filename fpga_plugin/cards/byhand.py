@@ -201,8 +201,7 @@ class HandProgrammer:
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
         operations, ledger = self._operations, self._operations.ledger
         self._check(card.id, region)
-        if (one := await operations.living(ledger.left_on(card.id))) is not None:
-            raise RefusedError(f"pod {one.pod}, which had a region of card {card.id}, still runs")
+        await operations.check_gone(ledger.left_on(card.id))
         blank = await operations.blanks.load(card)
         card = self._check(card.id, region)
         async with operations.work(card, [region], partial(self._check, card.id, region)) as work:

@@ -15,7 +15,7 @@ from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import RegionId
+from fpga_plugin.ids import AfuId, RegionId
 
 TOLERANCE = 1.005
 """How much faster than built for a measured clock may read.
@@ -84,37 +84,26 @@ def check_asked(region: RegionId, clock: int | None, bitstream: Bitstream) -> No
         )
 
 
-def known_without_card(
-    region: RegionId, bitstream: Bitstream, asked: DriverSettings
-) -> ClockPlan | None:
-    """Plan an image's clock if that does not depend on the card; else None.
-
-    Raises:
-        RefusedError: the container asks for more than the image was built for.
-    """
-    check_asked(region, asked.clock, bitstream)
-    if asked.clock is not None:
-        return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
-    if built_for(bitstream) is None:
-        return ClockPlan(
-            ClockState.NOT_STATED, "the bitstream does not say what it was built for", asked
-        )
-    return None
-
-
 def plan_clock(
-    backend: Backend, card: Card, region: Region, bitstream: Bitstream, asked: DriverSettings
+    backend: Backend, card: Card, region: Region, image: Bitstream | AfuId, asked: DriverSettings
 ) -> ClockPlan:
     """Plan an image's clock; blocks, and changes nothing but a counter.
+
+    The frequency of a preprogrammed function (an AFU id) is unknown, so its clock stays.
 
     Raises:
         RefusedError: the image would run faster than it was built for.
         HardwareError: the card's values for its clock make no sense.
     """
-    if (known := known_without_card(region.id, bitstream, asked)) is not None:
-        return known
-    built = built_for(bitstream)
-    assert built is not None, "else the card is not asked"
+    bitstream = image if isinstance(image, Bitstream) else None
+    if bitstream is not None:
+        check_asked(region.id, asked.clock, bitstream)
+    if asked.clock is not None:
+        return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
+    if bitstream is None or (built := built_for(bitstream)) is None:
+        what = "a preprogrammed function" if bitstream is None else "the bitstream"
+        says = f"{what} does not say what it was built for"
+        return ClockPlan(ClockState.NOT_STATED, says, asked)
     if (limits := backend.clock_limits(card, region)) is not None:
         if built < limits.low:
             raise _too_fast(region, bitstream, f"the clock goes no lower than {limits.low} MHz")
@@ -132,14 +121,6 @@ def plan_clock(
         raise _too_fast(region, bitstream, f"the half-rate user clock runs at {now.low:g} MHz")
     says = f"{now.high:g} MHz, {now.source}; the bitstream was built for {built:g} MHz"
     return ClockPlan(ClockState.CHECKED, says, asked)
-
-
-def of_function(asked: DriverSettings) -> ClockPlan:
-    """The plan for a preprogrammed function: its frequency is unknown, so the clock stays."""
-    if asked.clock is not None:
-        return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
-    says = "a preprogrammed function does not say what it was built for"
-    return ClockPlan(ClockState.NOT_STATED, says, asked)
 
 
 def _too_fast(region: Region, bitstream: Bitstream, now: str) -> RefusedError:

@@ -5,6 +5,7 @@ being written, or while the store does not answer, resources keep their names: a
 come and go with a network file system, as its pods would lose their place in the cluster.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
@@ -14,7 +15,8 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.ticks import tick
-from fpga_plugin.ids import InterfaceId
+from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.kubernetes.names import ResourceName
 
 log = structlog.get_logger()
 
@@ -29,7 +31,7 @@ class InterfaceNames:
         self._ledger = ledger
         self._store = store
         self._problem = ""
-        self._waiting: dict[InterfaceId, str] = {}
+        self._waiting: Mapping[InterfaceId, tuple[Alias, ResourceName]] = {}
 
     async def run(self) -> None:
         """Follow the manifest until cancelled."""
@@ -61,10 +63,8 @@ class InterfaceNames:
             return
         if before != self._ledger.aliases:
             log.info("aliases of interface ids", aliases=dict(self._ledger.aliases))
-        told: dict[InterfaceId, str] = {}
         for interface_id, (alias, resource) in waiting.items():
-            told[interface_id] = alias
-            if self._waiting.get(interface_id) != alias:
+            if self._waiting.get(interface_id) != (alias, resource):
                 log.warning(
                     "an alias waits: a pod has a device by it for another interface id",
                     alias=alias,
@@ -72,4 +72,4 @@ class InterfaceNames:
                     resource=resource,
                     hint="it is taken when such pods have ended",
                 )
-        self._waiting = told
+        self._waiting = waiting

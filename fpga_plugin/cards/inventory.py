@@ -21,8 +21,8 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.port_error_log import PortErrorLog
-from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
-from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError, afu_ids
+from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import (
@@ -50,7 +50,7 @@ class _Seen:
 
     Attributes:
         found: None: there is no card.
-        observed: its regions' AFU ids; None: it went meanwhile, or the plugin must not touch it.
+        observed: its regions' AFU ids; None: it went meanwhile.
         health: its signals; None: they were not read.
     """
 
@@ -109,7 +109,8 @@ class Inventory:
         self._changes: Counter[CardId] = Counter()
         self._again: set[CardId] = set()
         self._all_again = False
-        self._degraded: dict[CardId, tuple[str, ...]] = {}
+        # Signals at the last look that are worth showing and make nothing Unhealthy.
+        self.degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions = FunctionNews(operations.ledger)
         self._closing = False
@@ -121,6 +122,7 @@ class Inventory:
             self._all_again = False
             before = self._changes.copy()
             present = await asyncio.to_thread(self._backend.card_ids)
+            present = [card_id for card_id in present if self._cards.selects(card_id)]
             read, silent = await self._reads.each(present, self._see_or_problem)
             for card_id in silent:
                 self._no_answer(card_id)
@@ -142,13 +144,10 @@ class Inventory:
             HardwareError: sysfs cannot be listed.
         """
         found = self._backend.scan_card(card_id)
-        if not isinstance(found, Card) or not self._cards.selects(card_id):
+        if not isinstance(found, Card):
             return _Seen(found)
-        try:
-            observed = self._observe(found)
-        except CardGoneError:
-            return _Seen(found)
-        idle = health and not self._workers.locked(card_id)
+        observed = afu_ids(self._backend, found.regions)
+        idle = health and observed is not None and not self._workers.locked(card_id)
         return _Seen(found, observed, self._backend.health(found) if idle else None)
 
     async def _take_in(self, card_id: CardId, seen: _Seen, *, since: int | None = None) -> None:
@@ -157,7 +156,7 @@ class Inventory:
         def outdated() -> bool:
             return since not in {None, self._changes[card_id]}
 
-        if outdated() or not self._cards.selects(card_id):
+        if outdated():
             return
         if isinstance(seen.found, CardProblem):
             self._problem(seen.found)
@@ -184,22 +183,6 @@ class Inventory:
             # Work may have begun on it while it was read: a PR looks like a poisoned port.
             self._spawn(self.check(card_id))
 
-    def _observe(self, card: Card) -> _Observed:
-        """The regions' AFU ids; None: one cannot be read.
-
-        Raises:
-            CardGoneError: a region went, even if another replaced it.
-        """
-        observed: _Observed = {}
-        for region in card.regions:
-            try:
-                observed[region.id] = self._backend.afu_id(region)
-            except CardGoneError:
-                raise
-            except FpgaPluginError:
-                observed[region.id] = None
-        return observed
-
     def changed(self, card: CardId | None) -> None:
         """A card may have changed; None: any card (`EventSource`)."""
         if self._closing:
@@ -209,7 +192,7 @@ class Inventory:
                 self._all_again = True
                 log.info("events were lost, scanning all cards")
                 self._spawn(self.scan())
-        elif self._cards.selects(card):
+        else:
             self._changes[card] += 1
             if card not in self._again:
                 self._again.add(card)
@@ -240,6 +223,8 @@ class Inventory:
 
     async def look(self, card_id: CardId) -> None:
         """Scan one card again, without its health signals."""
+        if not self._cards.selects(card_id):
+            return
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             try:
@@ -307,7 +292,7 @@ class Inventory:
             log.warning("card gone", card=card_id, **self._owners(card_id))
             self._recorder.card_failed(card_id, "gone")
             self._ledger.hardware.card_gone(card_id)
-            self._degraded.pop(card_id, None)
+            self.degraded.pop(card_id, None)
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
         """The owners of a card's devices, as values of a log line."""
@@ -321,13 +306,9 @@ class Inventory:
 
     def _problem(self, problem: CardProblem) -> None:
         card_id = problem.address.card_id
-        if self._cards.selects(card_id) and self.problems.get(card_id) != problem:
+        if self.problems.get(card_id) != problem:
             self.problems[card_id] = problem
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
-
-    def degraded(self, card_id: CardId) -> tuple[str, ...]:
-        """A card's signals at the last look that are worth showing and make nothing Unhealthy."""
-        return self._degraded.get(card_id, ())
 
     def say_what_is_missing(self, sysfs_root: str) -> None:
         """Log missing cards after the first scan: a wrong setting looks like a node without any."""
@@ -389,7 +370,7 @@ class Inventory:
         return (
             {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
             and not any(r in self._well_since for r in health.failed)
-            and self._degraded.get(card.id, ()) == health.degraded
+            and self.degraded.get(card.id, ()) == health.degraded
             and not self._lacks_guard(card, health)
             and self._operations.port_errors_logged.isdisjoint(regions)
             and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
@@ -470,10 +451,8 @@ class Inventory:
             health = self._backend.health(card)
         except HardwareError as error:
             health = _failed(card, error.message, error.hint)
-        try:
-            return health, self._observe(card)
-        except CardGoneError:
-            return None
+        observed = afu_ids(self._backend, card.regions)
+        return None if observed is None else (health, observed)
 
     def _no_answer(self, card_id: CardId) -> None:
         """A card, known or not, could not be looked at."""
@@ -532,8 +511,8 @@ class Inventory:
             if region.id in self._ledger.failing and region.id not in health.failed:
                 log.info("region recovered", region=region.id, **self._operations.owner(region.id))
                 self._recorder.card_recovered(card.id, f"region {region.id} is well again")
-        if self._degraded.get(card.id, ()) != health.degraded:
-            self._degraded[card.id] = health.degraded
+        if self.degraded.get(card.id, ()) != health.degraded:
+            self.degraded[card.id] = health.degraded
             if health.degraded:
                 log.warning("card degraded", card=card.id, signals=health.degraded)
         self._ledger.hardware.set_failing(card.id, health.failed)

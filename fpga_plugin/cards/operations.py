@@ -6,31 +6,27 @@ write every step into the ledger before it begins. A region that fails is taken 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from fpga_plugin.allocation.journal.records import Condition, Tenancy
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.obstacles import PROCESSES
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards import steps
 from fpga_plugin.cards.blanks import Blanks
-from fpga_plugin.cards.clocks import (
-    ClockPlan,
-    ClockState,
-    known_without_card,
-    of_function,
-    plan_clock,
-)
+from fpga_plugin.cards.clocks import ClockPlan, ClockState, plan_clock
 from fpga_plugin.cards.reports import Report, ReportObserver
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     HardwareError,
-    PortInUseError,
     ProgrammingError,
+    RefusedError,
     WrongImageError,
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
@@ -42,6 +38,10 @@ from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
 from fpga_plugin.kubernetes.names import PodUid
 
 log = structlog.get_logger()
+
+
+class TenancyActiveError(RefusedError):
+    """A pod that had a region before still has processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,27 @@ class CardOperations:
         (invariant 7).
         """
         for one in sorted(tenancies, key=lambda each: each.pod or ""):
-            if not await self._is_gone(one):
+            if not one.used:
+                continue
+            if not one.left:
+                return one
+            if one.pod is not None and await asyncio.to_thread(
+                self._may_live, one.pod, one.cgroups
+            ):
                 return one
         return None
+
+    async def check_gone(self, tenancies: Iterable[Tenancy]) -> None:
+        """Check that no processes of these tenancies run (`living`).
+
+        Raises:
+            TenancyActiveError: some may.
+        """
+        if (one := await self.living(tenancies)) is not None:
+            raise TenancyActiveError(
+                f"pod {one.pod}, which had {one.region}, still runs",
+                hint=f"try again once that pod has ended, as kubelet does; {PROCESSES}",
+            )
 
     def former(self, region: RegionId) -> frozenset[PodUid]:
         """Pods that had a region since it was last scrubbed, for reports."""
@@ -91,15 +109,6 @@ class CardOperations:
         """The region's owner if known: a value of a log line."""
         allocation = self.ledger.region_allocation(region)
         return {} if allocation is None or allocation.pod is None else {"pod": allocation.pod}
-
-    async def _is_gone(self, tenancy: Tenancy) -> bool:
-        if not tenancy.used:
-            return True
-        if not tenancy.left:
-            return False
-        return tenancy.pod is None or not await asyncio.to_thread(
-            self._may_live, tenancy.pod, tenancy.cgroups
-        )
 
     def _may_live(self, pod: PodUid, cgroups: Collection[Cgroup]) -> bool:
         return not self.cgroups.instance_gone(cgroups) and self.cgroups.may_live(pod)
@@ -197,38 +206,27 @@ class CardOperations:
         """
         region = report.region
         try:
-            if pr:
-                with self.workers.in_flight(region):
-                    await self.workers.run(card.id, function)
-            else:
+            with self.workers.in_flight(region) if pr else nullcontext():
                 await self.workers.run(card.id, function)
             # A check before the step would protect nothing more: while the card's lock is held, no
             # container starts on whatever card is there by now.
             self._check_still_there(card, region)
             if pr:
                 self.doubted.discard(region)
-        except WrongImageError as error:
-            # A tenant's file may be mislabelled; only a blank's wrong AFU id shows a fault.
-            report.failed(error)
-            if blank:
-                self.ledger.work.faulted(region, error.message)
-            else:
-                self.ledger.work.dirty([region], error.message)
-            raise
-        except HardwareError as error:
-            report.failed(error)
-            if self._went(card, region):
-                self.ledger.work.dirty([region], error.message)
-                raise self._gone(card, region) from error
-            await self._judge(card, report, error)
-            raise
-        except (CardGoneError, PortInUseError) as error:
-            report.failed(error)
-            self.ledger.work.dirty([region], error.message)
-            raise
         except FpgaPluginError as error:
             report.failed(error)
-            self.ledger.work.dirty([region], error.message)
+            match error:
+                case WrongImageError() if blank:
+                    # A tenant's file may be mislabelled; a blank's wrong AFU id shows a fault.
+                    self.ledger.work.faulted(region, error.message)
+                case HardwareError() if not (
+                    isinstance(error, WrongImageError) or self._went(card, region)
+                ):
+                    await self._judge(card, report, error)
+                case _:
+                    self.ledger.work.dirty([region], error.message)
+            if isinstance(error, HardwareError):
+                self._check_still_there(card, region)
             raise
         except Exception as error:
             report.failed(error)
@@ -242,14 +240,10 @@ class CardOperations:
 
     def _check_still_there(self, card: Card, region: RegionId) -> None:
         if self._went(card, region):
-            raise self._gone(card, region)
-
-    @staticmethod
-    def _gone(card: Card, region: RegionId) -> CardGoneError:
-        return CardGoneError(
-            f"card {card.id} was removed while region {region} was worked on",
-            hint="the next try works on what is there now",
-        )
+            raise CardGoneError(
+                f"card {card.id} was removed while region {region} was worked on",
+                hint="the next try works on what is there now",
+            )
 
     async def _judge(self, card: Card, report: Report, error: HardwareError) -> None:
         """Decide whether the hardware reports trouble that may pass, or the region is lost.
@@ -283,66 +277,6 @@ class CardOperations:
             condition=str(self.ledger.record(region).condition),
             **report.concerned(),
         )
-
-    async def scrub(
-        self,
-        card: Card,
-        region: Region,
-        port: Port,
-        blank: Bitstream | None,
-        report: Report,
-        *,
-        keep: bool = False,
-    ) -> None:
-        """Scrub a region but for its card's memory; it stays SCRUBBING.
-
-        `keep`: its function stays (`Naming.keeps`).
-
-        Raises:
-            FpgaPluginError: it failed, and the ledger knows.
-        """
-        self.port_errors_logged.discard(region.id)
-        self.clocks.pop(region.id, None)
-        await self.step(
-            card,
-            report,
-            lambda: steps.scrub(self.backend, card, region, port, blank, report, keep=keep),
-            pr=not keep,
-            blank=True,
-        )
-
-    async def plan_clock(
-        self,
-        card: Card,
-        region: Region,
-        bitstream: Bitstream,
-        settings: DriverSettings,
-        report: Report,
-    ) -> ClockPlan:
-        """Plan an image's clock; before the PR, and after a scrub restored the default.
-
-        Raises:
-            FpgaPluginError: the image would run too fast, or the card's values make no sense; the
-                region is unchanged.
-        """
-        try:
-            made = known_without_card(region.id, bitstream, settings)
-            if made is None:  # else the card's thread is not woken
-                made = await self.workers.run(
-                    card.id, plan_clock, self.backend, card, region, bitstream, settings
-                )
-        except FpgaPluginError as error:
-            report.failed(error)
-            raise
-        if made.state is ClockState.NOT_CHECKED:
-            log.warning(
-                "an image's clock is not checked",
-                region=region.id,
-                clock=made.detail,
-                hint="above the frequency that it was built for it computes wrongly",
-                **report.concerned(),
-            )
-        return made
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
         """Clear the card's memory, unless another region may still use it: then it stays pending.
@@ -450,12 +384,14 @@ class Work:
             operations.ledger.work.set_memory_clear_pending(self.card.id, open_=True)
         for region in regions:
             self.check()
-            port, report, keep = (
-                self.ports[region.id],
-                self.reports[region.id],
-                region.id in keeping,
+            operations.port_errors_logged.discard(region.id)
+            operations.clocks.pop(region.id, None)
+            port, report = self.ports[region.id], self.reports[region.id]
+            keep = region.id in keeping
+            scrub = partial(
+                steps.scrub, operations.backend, self.card, region, port, blank, report, keep=keep
             )
-            await operations.scrub(self.card, region, port, blank, report, keep=keep)
+            await operations.step(self.card, report, scrub, pr=not keep, blank=True)
 
     async def program(
         self,
@@ -474,12 +410,7 @@ class Work:
         """
         operations, card = self.operations, self.card
         port, report = self.ports[region.id], self.reports[region.id]
-        programs = isinstance(image, Bitstream)
-        clock = (
-            await operations.plan_clock(card, region, image, settings, report)
-            if isinstance(image, Bitstream)
-            else of_function(settings)
-        )
+        clock = await self._plan_clock(region, image, settings)
         self.check()  # the clock was read meanwhile
         # The ledger remembers an image until a blank replaces it: it never counts as a function.
         tenant = image.afu_id if isinstance(image, Bitstream) else None
@@ -495,8 +426,35 @@ class Work:
                 steps.confirm(port, image, report)
 
         operations.port_errors_logged.discard(region.id)
-        await operations.step(card, report, program, pr=programs)
+        await operations.step(card, report, program, pr=isinstance(image, Bitstream))
         if settings.debug:
             operations.port_errors_logged.add(region.id)
         operations.clocks[region.id] = clock
         return clock
+
+    async def _plan_clock(
+        self, region: Region, image: Bitstream | AfuId, settings: DriverSettings
+    ) -> ClockPlan:
+        """Plan an image's clock; before the PR, and after a scrub restored the default.
+
+        Raises:
+            FpgaPluginError: the image would run too fast, or the card's values make no sense; the
+                region is unchanged.
+        """
+        report, backend = self.reports[region.id], self.operations.backend
+        try:
+            made = await self.operations.workers.run(
+                self.card.id, plan_clock, backend, self.card, region, image, settings
+            )
+        except FpgaPluginError as error:
+            report.failed(error)
+            raise
+        if made.state is ClockState.NOT_CHECKED:
+            log.warning(
+                "an image's clock is not checked",
+                region=region.id,
+                clock=made.detail,
+                hint="above the frequency that it was built for it computes wrongly",
+                **report.concerned(),
+            )
+        return made

@@ -17,16 +17,15 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards import steps
 from fpga_plugin.cards.operations import CardOperations, Work
-from fpga_plugin.cards.reads import CardReads
+from fpga_plugin.cards.reads import CardReads, afu_ids
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import (
-    FpgaPluginError,
     HardwareError,
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.hardware.backend import Backend, DriverSettings
-from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
@@ -34,39 +33,28 @@ RESET_SECONDS = 240.0
 """Seconds to wait for a card's reset and scrub; calls end earlier, and kubelet retries."""
 
 
-class TenancyActiveError(RefusedError):
-    """A pod that had a region before still has processes."""
-
-
 @dataclass(frozen=True, slots=True)
-class ProgramTarget:
-    """An image that a container asks for.
+class Target:
+    """What a container asks for in a region.
 
     Attributes:
-        bitstream: to be programmed.
+        image: a bitstream to be programmed; or the AFU id of a preprogrammed function that it gets
+            as it is: reset, and nothing programmed.
         settings: driver parameters that override the defaults for the time of the allocation.
     """
 
-    bitstream: Bitstream
+    image: Bitstream | AfuId
     settings: DriverSettings
 
     @property
+    def bitstream(self) -> Bitstream | None:
+        """What is programmed, if anything is."""
+        return self.image if isinstance(self.image, Bitstream) else None
+
+    @property
     def afu_id(self) -> AfuId:
-        """The AFU id that the region shows once it is programmed."""
-        return self.bitstream.afu_id
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionTarget:
-    """A preprogrammed function that a container gets as it is: reset, and nothing programmed.
-
-    Attributes:
-        afu_id: of the function.
-        settings: as for a `ProgramTarget`.
-    """
-
-    afu_id: AfuId
-    settings: DriverSettings
+        """The AFU id that the region shows then."""
+        return self.image.afu_id if isinstance(self.image, Bitstream) else self.image
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +71,14 @@ class Plan:
 
     lease: Lease
     pod: PodUid | None
-    targets: Mapping[RegionId, ProgramTarget | FunctionTarget | None]
+    targets: Mapping[RegionId, Target | None]
     instance: str
+
+    @property
+    def used(self) -> frozenset[RegionId]:
+        """The regions that a container of their owner may have used before."""
+        used = (one for one in self.lease.allocations if one.used)
+        return frozenset(region for one in used for region in one.grants)
 
 
 class Preparer:
@@ -131,7 +125,7 @@ class Preparer:
         return records
 
     async def read_back(self, plan: Plan) -> dict[RegionId, AfuId | None]:
-        """The AFU ids of the plan's regions now; None: unreadable, or the region is gone.
+        """The AFU ids now of those regions of the plan whose cards are there; None: unreadable.
 
         Raises:
             SilentCardError: a card does not answer.
@@ -140,14 +134,14 @@ class Preparer:
         for region_id in plan.targets:
             if (region := self._operations.ledger.region(region_id)) is not None:
                 cards.setdefault(region.card, []).append(region)
-        found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.targets)
+        found: dict[RegionId, AfuId | None] = {}
         for observed in await asyncio.gather(
             *(
-                self._reads.run(card, partial(_afu_ids, self._operations.backend, regions))
+                self._reads.run(card, partial(afu_ids, self._operations.backend, regions))
                 for card, regions in cards.items()
             )
         ):
-            found.update(observed)
+            found |= observed or {}
         return found
 
     def check_result(
@@ -177,10 +171,10 @@ class Preparer:
                     f"region {region} changed after it was prepared",
                     hint="kubelet's next try prepares it again",
                 )
-        changed = [region for region in plan.targets if observed[region] != records[region].afu_id]
+        changed = [r for r in plan.targets if observed.get(r) != records[r].afu_id]
         if changed:
             ledger.work.dirty(changed, "it changed after it was prepared")
-            shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
+            shows = ", ".join(f"{r} shows {observed.get(r) or 'none'}" for r in changed)
             raise NotFinishedError(
                 f"the AFU ids are no longer those that were prepared: {shows}",
                 hint="kubelet's next try prepares the regions again",
@@ -210,11 +204,14 @@ class Preparer:
             if (obstacle := ledger.obstacles.first(region, Stops.START)) is None:
                 continue
             card = ledger.cards.get(card_of(region))
-            if obstacle.kind in {ObstacleKind.FAULTED, ObstacleKind.FAILING} and card is not None:
-                if mending and self._mendable(card, plan):
+            if (
+                card is not None
+                and obstacle.kind in {ObstacleKind.FAULTED, ObstacleKind.FAILING}
+                and self._recovery.poisoned(card, plan.targets)
+            ):
+                if mending and self._recovery.may(card.id):
                     continue
-                if self._recovery.poisoned(card, plan.targets):
-                    raise self._recovery.advised(card, RefusedError(obstacle.message))
+                raise self._recovery.advised(card, RefusedError(obstacle.message))
             raise obstacle.refusal()
 
     async def _card(
@@ -222,29 +219,22 @@ class Preparer:
     ) -> dict[RegionId, RegionRecord]:
         """One card's part of a plan; returns its regions' records at the end."""
         await self._wait_for_reset(plan, card_id, region_ids)
+        owner = frozenset(plan.lease.devices)
         async with self._operations.workers.lock(card_id):
             self.check(plan, mending=True)
             card = self._operations.ledger.cards[card_id]
-            if self._mendable(card, plan):
-                await self._recovery.rebind(card, owner=frozenset(plan.lease.devices))
+            if self._recovery.poisoned(card, plan.targets):
+                await self._recovery.rebind(card, owner=owner)
             try:
                 await self._attempt(plan, card_id, region_ids)
             except HardwareError as error:
-                if not self._poisoned(plan, card_id):
+                if not self._recovery.poisoned(card, plan.targets):
                     raise
                 # Its ports are closed again by now.
-                if not await self._recovery.rebind(card, owner=frozenset(plan.lease.devices)):
+                if not await self._recovery.rebind(card, owner=owner):
                     raise self._recovery.advised(card, error) from error
                 await self._attempt(plan, card_id, region_ids)
             return {region: self._operations.ledger.record(region) for region in region_ids}
-
-    def _poisoned(self, plan: Plan, card_id: CardId) -> bool:
-        card = self._operations.ledger.cards.get(card_id)
-        return card is not None and self._recovery.poisoned(card, plan.targets)
-
-    def _mendable(self, card: Card, plan: Plan) -> bool:
-        """Whether a rebind may help a poisoned port that the plan needs."""
-        return self._recovery.may(card.id) and self._recovery.poisoned(card, plan.targets)
 
     async def _wait_for_reset(
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
@@ -259,13 +249,7 @@ class Preparer:
             FpgaPluginError: the plan no longer holds, or a former owner still runs.
             NotFinishedError: it takes too long.
         """
-        ledger, changed = self._operations.ledger, asyncio.Event()
-        used = {
-            region
-            for allocation in plan.lease.allocations
-            if allocation.used
-            for region in allocation.grants
-        }
+        ledger, changed, used = self._operations.ledger, asyncio.Event(), plan.used
         stop = ledger.subscribe(lambda _: changed.set())
         try:
             async with asyncio.timeout(RESET_SECONDS):
@@ -285,7 +269,7 @@ class Preparer:
             stop()
 
     def _awaits_reset(
-        self, card_id: CardId, region_ids: list[RegionId], used: set[RegionId]
+        self, card_id: CardId, region_ids: list[RegionId], used: frozenset[RegionId]
     ) -> bool:
         card = self._operations.ledger.cards.get(card_id)
         return (
@@ -308,12 +292,7 @@ class Preparer:
         former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
         if plan.pod is not None:
             former = [one for one in former if one.pod != plan.pod]
-        if (living := await operations.living(former)) is not None:
-            raise TenancyActiveError(
-                f"pod {living.pod}, which had {', '.join(region_ids)} before, still has running"
-                " processes",
-                hint="it is tried again when kubelet retries; see why that pod does not end",
-            )
+        await operations.check_gone(former)
 
     async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
         operations, ledger = self._operations, self._operations.ledger
@@ -329,22 +308,21 @@ class Preparer:
 
     async def _work(self, plan: Plan, work: Work, regions: list[Region]) -> None:
         operations, ledger, card = self._operations, self._operations.ledger, work.card
-        used = {
-            region
-            for allocation in plan.lease.allocations
-            if allocation.used
-            for region in allocation.grants
-        }
+        used = plan.used
         dirty = [r for r in regions if self._needs_scrub(r, plan.targets[r.id], used)]
         blank: Bitstream | None = None
-        keeping = {r for r, target in plan.targets.items() if isinstance(target, FunctionTarget)}
+        keeping = {r for r, target in plan.targets.items() if target and not target.bitstream}
         if any(region.id not in keeping for region in dirty):
             blank = await operations.blanks.load(card)
             self.check(plan)
-        for region in regions:
-            self._refuse_stale_image(
-                region, plan.targets[region.id], blank, scrubbed=region in dirty
-            )
+        for region in dirty:
+            if blank is None and plan.targets[region.id] is None:
+                raise RefusedError(
+                    f"region {region.id} would still hold its last image, and the container asks"
+                    " for no bitstream",
+                    hint="name one in FPGA_REGION_<n> and FPGA_BITSTREAM_ID_<n>, or have the"
+                    " operator install a blank bitstream",
+                )
         if dirty:
             await work.scrub(dirty, blank, keeping)
         whole = len(regions) == card.ports
@@ -364,39 +342,18 @@ class Preparer:
             await self._bring(plan, work, region, used=region.id in used)
 
     def _needs_scrub(
-        self, region: Region, target: ProgramTarget | FunctionTarget | None, used: set[RegionId]
+        self, region: Region, target: Target | None, used: frozenset[RegionId]
     ) -> bool:
         match self._condition(region.id):
             case Condition.BLANK:
                 # Handed over blank before: a container has run on it since.
                 return target is None and region.id in used
-            case Condition.UNBLANKED:
-                # There may be a blank bitstream by now.
-                return target is None
-            case Condition.PROGRAMMED:
-                # This owner's own image, since every end of an allocation leaves DIRTY.
+            case Condition.UNBLANKED | Condition.PROGRAMMED:
+                # There may be a blank bitstream by now; or it is this owner's own image, since
+                # every end of an allocation leaves DIRTY.
                 return target is None
             case _:
                 return True
-
-    def _refuse_stale_image(
-        self,
-        region: Region,
-        target: ProgramTarget | FunctionTarget | None,
-        blank: Bitstream | None,
-        *,
-        scrubbed: bool,
-    ) -> None:
-        if target is not None:
-            return
-        unblanked = not scrubbed and self._condition(region.id) is Condition.UNBLANKED
-        if unblanked or (scrubbed and blank is None):
-            raise RefusedError(
-                f"region {region.id} would still hold its last image, and the container asks for"
-                " no bitstream",
-                hint="name one in FPGA_REGION_<n> and FPGA_BITSTREAM_ID_<n>, or have the operator"
-                " install a blank bitstream",
-            )
 
     async def _bring(self, plan: Plan, work: Work, region: Region, *, used: bool) -> None:
         """From clean, or this owner's own, to what the container asks for."""
@@ -418,16 +375,5 @@ class Preparer:
             ledger.work.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
-        image = target.afu_id if isinstance(target, FunctionTarget) else target.bitstream
-        await work.program(region, image, target.settings, quiesce=own)
+        await work.program(region, target.image, target.settings, quiesce=own)
         ledger.work.programmed(region.id, target.afu_id)
-
-
-def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:
-    observed: dict[RegionId, AfuId | None] = {}
-    for region in regions:
-        try:
-            observed[region.id] = backend.afu_id(region)
-        except FpgaPluginError:
-            observed[region.id] = None
-    return observed

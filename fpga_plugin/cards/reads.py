@@ -7,9 +7,11 @@ thread of their own, as its work does (`cards.workers`), and the caller gets an 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import Region
 from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
-from fpga_plugin.ids import CardId
+from fpga_plugin.ids import AfuId, CardId, RegionId
 
 T = TypeVar("T")
 
@@ -56,3 +58,19 @@ class CardReads:
             moment are in neither.
         """
         return await self._threads.each(cards, function, seconds=CARD_SECONDS)
+
+
+def afu_ids(backend: Backend, regions: Iterable[Region]) -> dict[RegionId, AfuId | None] | None:
+    """The regions' AFU ids, None for one that cannot be read; for a thread.
+
+    None for all of them: a region went, even if another replaced it.
+    """
+    observed: dict[RegionId, AfuId | None] = {}
+    for region in regions:
+        try:
+            observed[region.id] = backend.afu_id(region)
+        except CardGoneError:
+            return None
+        except FpgaPluginError:
+            observed[region.id] = None
+    return observed

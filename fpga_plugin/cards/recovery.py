@@ -149,22 +149,6 @@ class Recovery:
         ledger.hardware.set_rebinding(card.id, rebinding=False)
         return ledger.cards.get(card.id)
 
-    def left_over(self, card: Card) -> bool:
-        """Whether the ledger still counts a card as being rebound although it has its driver.
-
-        This happens after a rebind whose end could not be journalled, or if someone else bound the
-        driver. The answer counts only with the card's lock held.
-        """
-        return card.id in self._ledger.rebinding
-
-    def finish(self, card: Card) -> None:
-        """Put a rebound card into service again; with its lock held.
-
-        Raises:
-            JournalError: it cannot be written; try again.
-        """
-        self._ledger.hardware.set_rebinding(card.id, rebinding=False)
-
     def ask(self, card_id: CardId) -> None:
         """The operator asks for another attempt at once, in service or not."""
         self._asked.add(card_id)
@@ -179,59 +163,51 @@ class Recovery:
         """
         if not self.may(card.id):
             return False
-        if why := await self._hindrance(card, owner):
-            log.info("card not rebound", card=card.id, reason=why)
-            return False
-        self._note_attempt(card.id)
-        log.warning("rebinding the driver of a card", card=card.id)
-        try:
-            self._ledger.hardware.set_rebinding(card.id, rebinding=True)
-            await self._link.announced()
-            if why := await self._hindrance(card, owner):
-                log.info("card not rebound", card=card.id, reason=why)
-                self._ledger.hardware.set_rebinding(card.id, rebinding=False)
-                return False
-            return await self._rebind(card)
-        except FpgaPluginError as error:  # such as a journal that cannot be written
-            log.warning("card not rebound", card=card.id, reason=str(error))
-            return False
-
-    async def _hindrance(self, card: Card, owner: AbstractSet[DeviceId]) -> str:
-        """Why it must not be done now; empty: it may. Open ports are checked later, in one turn."""
-        ledger = self._ledger
-        for one in ledger.obstacles.against(Stops.REBIND, card.id):
-            if one.device not in owner:
-                return one.message
-        own = {
-            allocation.pod
-            for allocation in ledger.allocations_on(card.id)
-            if allocation.pod is not None
-        }
-        former = [one for one in ledger.left_on(card.id) if one.pod not in own]
-        if (living := await self._operations.living(former)) is not None:
-            return f"pod {living.pod}, which had a region of it before, still runs"
-        return ""
-
-    async def _rebind(self, card: Card) -> bool:
         ledger, operations = self._ledger, self._operations
         try:
-            await operations.workers.run(card.id, operations.backend.rebind, card)
+            await self._check_unused(card, owner)
+            self._note_attempt(card.id)
+            log.warning("rebinding the driver of a card", card=card.id)
+            ledger.hardware.set_rebinding(card.id, rebinding=True)
+            await self._link.announced()
+            await self._check_unused(card, owner)
+            try:
+                await operations.workers.run(card.id, operations.backend.rebind, card)
+            except (RefusedError, NotFinishedError):
+                raise
+            except FpgaPluginError as error:
+                _say_no_driver(card.id, error)
+            # What is there now is a card of unknown history, even where every number is as before.
+            ledger.hardware.card_gone(card.id)
+            await self._inventory.look(card.id)
+            if card.id not in ledger.cards:
+                self.failed += 1
+                return False  # the journal keeps that its driver is missing
+            ledger.hardware.set_rebinding(card.id, rebinding=False)
         except (RefusedError, NotFinishedError) as error:  # nothing was touched
             log.warning("card not rebound", card=card.id, reason=error.message, hint=error.hint)
             ledger.hardware.set_rebinding(card.id, rebinding=False)
             return False
-        except FpgaPluginError as error:
-            _say_no_driver(card.id, error)
-        # What is there now is a card of unknown history, even where every number is as before.
-        ledger.hardware.card_gone(card.id)
-        await self._inventory.look(card.id)
-        if card.id not in ledger.cards:
-            self.failed += 1
-            return False  # the journal keeps that its driver is missing
-        ledger.hardware.set_rebinding(card.id, rebinding=False)
+        except FpgaPluginError as error:  # such as a journal that cannot be written
+            log.warning("card not rebound", card=card.id, reason=str(error))
+            return False
         self.done += 1
         log.info("card rebound", card=card.id)
         return True
+
+    async def _check_unused(self, card: Card, owner: AbstractSet[DeviceId]) -> None:
+        """Check that nobody but `owner` has anything of a card. Open ports are checked later.
+
+        Raises:
+            RefusedError: it must not be rebound now.
+        """
+        ledger = self._ledger
+        for one in ledger.obstacles.against(Stops.REBIND, card.id):
+            if one.device not in owner:
+                raise one.refusal(operator=True)
+        own = {allocation.pod for allocation in ledger.allocations_on(card.id)}
+        former = (one for one in ledger.left_on(card.id) if one.pod not in own)
+        await self._operations.check_gone(former)
 
     async def resume(self) -> None:
         """Finish what an earlier run began: bind cards that it left without driver.

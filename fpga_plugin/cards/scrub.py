@@ -9,7 +9,7 @@ stops between two regions.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+import contextlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, Tenancy
 from fpga_plugin.allocation.obstacles import PROCESSES, Stops
 from fpga_plugin.allocation.queue import CardQueue, Outcome
 from fpga_plugin.bitstreams.store import Bitstream
-from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.operations import CardOperations, Work
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import (
@@ -38,15 +38,19 @@ from fpga_plugin.kubernetes.names import PodUid
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Blank:
-    """The blank bitstream for a region's scrub; None under best-effort."""
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What a scrub is to do, decided once: owners may come and go meanwhile.
 
-    image: Bitstream | None = None
+    Attributes:
+        regions: those that can be scrubbed.
+        keeping: those of them whose function stays (`Naming.keeps`).
+        blank: the blank bitstream for the others; None: under best-effort, they stay as they are.
+    """
 
-
-_KEEP = _Blank()
-"""No blank bitstream: the function stays (`Naming.keeps`)."""
+    regions: frozenset[RegionId]
+    keeping: frozenset[RegionId]
+    blank: Bitstream | None
 
 
 class Scrubber:
@@ -94,7 +98,7 @@ class Scrubber:
             or self._tenants_elsewhere(card)
             or self._bound_by_plugin(card)
             or self._recovery.due(card)
-            or self._recovery.left_over(card)
+            or card_id in self._operations.ledger.rebinding
         )
 
     def _tenants_elsewhere(self, card: Card) -> list[Tenancy]:
@@ -157,8 +161,8 @@ class Scrubber:
             card = operations.ledger.cards.get(card_id)
             if card is None or not self._queue.open:
                 return Outcome.NOTHING
-            if self._recovery.left_over(card):
-                self._recovery.finish(card)
+            # After a rebind whose end could not be journalled, or if someone else bound its driver.
+            operations.ledger.hardware.set_rebinding(card_id, rebinding=False)
             if self._recovery.due(card):
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
@@ -168,29 +172,36 @@ class Scrubber:
                     return await self._clear_memory(card)
                 await self._give_back(card)
                 return Outcome.WAIT if tenants else Outcome.NOTHING
-            blanks = await self._blanks(card)
-            if not blanks:
+            due = await self._scrubbable(card)
+            if not due.regions:
                 return Outcome.NOTHING  # the store's change adds the card again
-            return await self._scrub_due(card, blanks)
+            return await self._scrub_due(card, due)
 
-    async def _scrub_due(self, card: Card, blanks: Mapping[RegionId, _Blank]) -> Outcome:
+    async def _scrub_due(self, card: Card, due: _Due) -> Outcome:
         """Scrub a card's due regions; a card that `resets` is reset first after an owner."""
         operations = self._operations
         reports: dict[RegionId, Report] = {}
-        if ended := self._ended(card, blanks):
+        if ended := self._ended(card, due):
             reset = await self._reset(card, ended, reports)
             if reset is None:
                 return Outcome.WAIT
             card = reset
         try:
             async with AsyncExitStack() as stack:
-                instance = self._queue.instance
-                held = await self._take(card, blanks, stack)
-                for region in held:
-                    reports.setdefault(region.id, self._begin_report(region.id))
-                scrubbed = await self._scrub(card, blanks, held, reports, instance)
+                check = partial(self._check_instance, self._queue.instance)
+                ports = await self._take(card, due, stack)
+                for region in ports:
+                    reports.setdefault(region, self._begin_report(region))
+                work = Work(operations, card, ports, reports, check)
+                scrubbed = await self._scrub(work, due)
             # Closed first: once a region is reported clean, its port is free.
-            self._clean(card, scrubbed, reports, blanks, ended)
+            for region in scrubbed:
+                # Else its card went in the meantime, and what is there now is another one.
+                if operations.ledger.record(region).condition is Condition.SCRUBBING:
+                    blanked = region not in due.keeping and due.blank is not None
+                    whole = not card.resets or region in ended
+                    afu_id = reports[region].afu_id
+                    operations.ledger.work.clean(region, afu_id, blank=blanked, ended=whole)
         finally:
             operations.settle(reports)
             for report in reports.values():
@@ -199,30 +210,25 @@ class Scrubber:
         clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
         return Outcome.DONE if clean and all(clean) else Outcome.WAIT
 
-    async def _blanks(self, card: Card) -> dict[RegionId, _Blank]:
-        """The blank for each due region; regions that cannot be scrubbed are left out.
-
-        Decided once for the whole scrub: owners may come and go meanwhile.
-        """
+    async def _scrubbable(self, card: Card) -> _Due:
+        """The due regions that can be scrubbed; of the others the ledger has the reason."""
         ledger = self._operations.ledger
-        blank: _Blank | None = None
-        reason = ""
+        blank, reason = None, ""
         if not all(ledger.naming.keeps(region.id) for region in self._due(card)):
             try:
-                blank = _Blank(await self._operations.blanks.load(card))
+                blank = await self._operations.blanks.load(card)
             except RefusedError as error:
                 reason = error.message
-        blanks: dict[RegionId, _Blank] = {}
-        for region in self._due(card):
-            if ledger.naming.keeps(region.id):
-                blanks[region.id] = _KEEP
-            elif blank is not None:
-                blanks[region.id] = blank
-            elif reason and ledger.record(region.id).reason != reason:
-                ledger.work.dirty([region.id], reason)
-        return blanks
+        due = frozenset(region.id for region in self._due(card))
+        keeping = frozenset(filter(ledger.naming.keeps, due))
+        if not reason:
+            return _Due(due, keeping, blank)
+        for region in due - keeping:
+            if ledger.record(region).reason != reason:
+                ledger.work.dirty([region], reason)
+        return _Due(keeping, keeping, None)
 
-    def _ended(self, card: Card, blanks: Mapping[RegionId, _Blank]) -> frozenset[RegionId]:
+    def _ended(self, card: Card, due: _Due) -> frozenset[RegionId]:
         """Regions of a card that is reset between owners, whose last owner's allocation ended.
 
         Between two containers of one allocation only the image is replaced, without a reset.
@@ -232,7 +238,7 @@ class Scrubber:
             region.id
             for region in self._due(card)
             if card.resets
-            and region.id in blanks
+            and region.id in due.regions
             and (
                 (allocation := ledger.region_allocation(region.id)) is None
                 or not allocation.used
@@ -302,16 +308,12 @@ class Scrubber:
         self._living_elsewhere[card.id] = living
         return bool(living)
 
-    async def _take(
-        self, card: Card, blanks: Mapping[RegionId, _Blank], stack: AsyncExitStack
-    ) -> dict[Region, Port]:
+    async def _take(self, card: Card, due: _Due, stack: AsyncExitStack) -> dict[RegionId, Port]:
         """Hold the ports of those regions that are not in use."""
         operations = self._operations
-        held: dict[Region, Port] = {}
+        held: dict[RegionId, Port] = {}
         for region in self._due(card):
-            if region.id not in blanks:
-                continue
-            if not await self._is_unused(region):
+            if region.id not in due.regions or not await self._is_unused(region):
                 continue
             if not self._queue.synced or region not in self._due(card):
                 continue  # a container may have begun while we looked
@@ -324,7 +326,7 @@ class Scrubber:
                 # Its device number shows only now.
                 self._wait_for(region.id, why.message, why.operator)
                 continue
-            held[region] = ports[region.id]
+            held |= ports
             self._waits.pop(region.id, None)
         return held
 
@@ -366,63 +368,37 @@ class Scrubber:
             about = self._begin_report(region).concerned()
             log.info("scrub waits", region=region, reason=reason, **about)
 
-    async def _scrub(
-        self,
-        card: Card,
-        blanks: Mapping[RegionId, _Blank],
-        held: Mapping[Region, Port],
-        reports: Mapping[RegionId, Report],
-        instance: int,
-    ) -> list[RegionId]:
-        """Scrub regions; returns those that were scrubbed, with the card's memory.
-
-        `instance`: the kubelet instance in which they were unused. The next one may start an
-        owner's containers without PreStart; its records since then do not show them.
-        """
-        operations, ledger = self._operations, self._operations.ledger
-        if not held:
-            return []
-        ledger.work.working(reports)
-        if card.clears_memory:
-            ledger.work.set_memory_clear_pending(card.id, open_=True)
+    async def _scrub(self, work: Work, due: _Due) -> list[RegionId]:
+        """Scrub what is held; returns the regions that were scrubbed, with the card's memory."""
+        operations, card = self._operations, work.card
+        operations.ledger.work.working(work.ports)
         done: dict[RegionId, Report] = {}
-        for region, port in held.items():
-            if not self._nobody_began(instance):
-                break
-            blank, report = blanks[region.id], reports[region.id]
-            try:
-                await operations.scrub(card, region, port, blank.image, report, keep=blank is _KEEP)
-            except FpgaPluginError:
-                continue  # the ledger knows; the card's other regions go on
-            done[region.id] = reports[region.id]
-        if not self._nobody_began(instance):
-            return []
-        if done:
-            try:
+        for region in card.regions:
+            if region.id in work.ports:
+                # If it fails, the ledger knows; the card's other regions go on.
+                with contextlib.suppress(FpgaPluginError):
+                    await work.scrub([region], due.blank, due.keeping)
+                    done[region.id] = work.reports[region.id]
+        try:
+            work.check()
+            if done:
                 await operations.clear_memory(card, done)
-            except FpgaPluginError as error:
-                log.warning("scrub failed", card=card.id, error=str(error))
-                return []
+        except FpgaPluginError as error:
+            log.warning("scrub failed", card=card.id, error=str(error))
+            return []
         return list(done)
 
-    def _nobody_began(self, instance: int) -> bool:
-        return self._queue.synced and self._queue.instance == instance
+    def _check_instance(self, instance: int) -> None:
+        """Check that the kubelet instance is the one in which the regions were unused.
 
-    def _clean(
-        self,
-        card: Card,
-        regions: Iterable[RegionId],
-        reports: Mapping[RegionId, Report],
-        blanks: Mapping[RegionId, _Blank],
-        ended: Collection[RegionId],
-    ) -> None:
-        ledger = self._operations.ledger
-        for region in regions:
-            # Else its card went in the meantime, and what is there now is another one.
-            if ledger.record(region).condition is Condition.SCRUBBING:
-                blanked = blanks[region].image is not None
-                whole = not card.resets or region in ended
-                ledger.work.clean(region, reports[region].afu_id, blank=blanked, ended=whole)
+        The next one may start an owner's containers without PreStart; its records since then do
+        not show them.
+
+        Raises:
+            NotFinishedError: it is another one.
+        """
+        if not (self._queue.synced and self._queue.instance == instance):
+            raise NotFinishedError("kubelet restarted meanwhile", hint="its records decide")
 
     async def _clear_memory(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

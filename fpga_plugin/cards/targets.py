@@ -24,7 +24,7 @@ from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.clocks import check_asked
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import FunctionTarget, ProgramTarget
+from fpga_plugin.cards.prepare import Target
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.errors import (
     CardGoneError,
@@ -138,7 +138,7 @@ class Targets:
         requests: tuple[FpgaRequest, ...],
         *,
         resources: Collection[ResourceName] = (),
-    ) -> dict[RegionId, ProgramTarget | FunctionTarget | None]:
+    ) -> dict[RegionId, Target | None]:
         """The target of each region of these devices; None: blank.
 
         `resources`: all that the container is known to have.
@@ -156,12 +156,10 @@ class Targets:
                 if request is not None:
                     await self._check_limits(region_id, request)
             return {
-                region_id: FunctionTarget(
-                    function[1], DriverSettings() if one is None else one.settings
-                )
+                region_id: Target(function[1], DriverSettings() if one is None else one.settings)
                 for region_id, one in kept.items()
             }
-        return dict(await self.exactly(assign(requests, regions)))
+        return await self.exactly(assign(requests, regions))
 
     def interfaces(self, devices: Iterable[DeviceId]) -> dict[RegionId, InterfaceId]:
         """The regions of devices, in their order, with the interface id of each."""
@@ -173,13 +171,13 @@ class Targets:
 
     async def exactly(
         self, requests: Mapping[RegionId, FpgaRequest | None]
-    ) -> dict[RegionId, ProgramTarget | None]:
+    ) -> dict[RegionId, Target | None]:
         """The targets of regions, given the request of each; None: blank.
 
         Raises:
             FpgaPluginError: see `of`.
         """
-        targets: dict[RegionId, ProgramTarget | None] = {}
+        targets: dict[RegionId, Target | None] = {}
         loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
         for region_id, request in requests.items():
             if request is None:
@@ -190,7 +188,7 @@ class Targets:
             if name not in loaded:
                 loaded[name] = await self._store.load(*name, card.takes)
             check_asked(region_id, request.settings.clock, loaded[name])
-            targets[region_id] = ProgramTarget(loaded[name], request.settings)
+            targets[region_id] = Target(loaded[name], request.settings)
         return targets
 
     def _function(self, devices: tuple[DeviceId, ...]) -> tuple[InterfaceId, AfuId] | None:

@@ -67,11 +67,9 @@ class CardWorkers:
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Like `run`, but also while the plugin ends: for work that gives things back."""
-        return await self._run(card, partial(function, *args, **kwargs))
-
-    async def _run(self, card: CardId, function: Callable[[], T]) -> T:
         with self._thread(card) as thread:
-            work = asyncio.get_running_loop().run_in_executor(thread, function)
+            call = partial(function, *args, **kwargs)
+            work = asyncio.get_running_loop().run_in_executor(thread, call)
             cancelled: asyncio.CancelledError | None = None
             while not work.done():
                 try:

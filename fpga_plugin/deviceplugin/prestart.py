@@ -27,7 +27,7 @@ from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.cards.debugging import Debugging
 from fpga_plugin.cards.handover import last_look
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget
+from fpga_plugin.cards.prepare import Plan, Preparer
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import (
@@ -395,7 +395,7 @@ class PreStarts:
             devices=plan.lease.devices,
             pod=plan.pod,
             bitstreams={
-                region: target.bitstream.bitstream_id if isinstance(target, ProgramTarget) else None
+                region: target.bitstream.bitstream_id if target and target.bitstream else None
                 for region, target in plan.targets.items()
             },
             error=None if preparation.error is None else str(preparation.error),

@@ -33,8 +33,8 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
 from fpga_plugin.cards.handover import last_look
-from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import Plan, Preparer, ProgramTarget, TenancyActiveError
+from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
+from fpga_plugin.cards.prepare import Plan, Preparer, Target
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.cdi import device_id
 from fpga_plugin.dra.claim import ClaimReader, ClaimRef, NoSuchClaimError, ResourceClaim
@@ -273,7 +273,7 @@ class ClaimLifecycle:
             return
         await work.still(self._check_users(ref))
         ledger.dra.take(owner, claim.users)
-        plan = Plan(ledger.lease(owner.devices), None, {**targets}, ledger.kubelet_instance)
+        plan = Plan(ledger.lease(owner.devices), None, targets, ledger.kubelet_instance)
         records = await self._preparer.prepare(plan)
         permitted = partial(self._check_policy, ref, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)
@@ -485,13 +485,13 @@ def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
     return {**had.requests} == {**now.requests}
 
 
-def _prepared(request: FpgaRequest | None, target: ProgramTarget | None) -> Prepared:
+def _prepared(request: FpgaRequest | None, target: Target | None) -> Prepared:
     """A region's preparation as the journal keeps it."""
     if request is None or target is None:
         return Prepared()
     return Prepared(
         request.interface_id,
-        target.bitstream.bitstream_id,
+        request.file_id,
         target.afu_id,
         request.settings.clock,
         request.settings.debug,

@@ -65,7 +65,7 @@ async def _state(plugin: Plugin, state: CardState) -> CardStateView:
                 **who(holder.device, holder.pod, held, plugin.node.pods.known),
                 "device": holder.device,
                 "resource": holder.resource,
-                "started": holder.started,
+                "started": holder.used,
                 "since": holder.since or None,
             }
             for holder in state.owners

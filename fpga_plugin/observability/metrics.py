@@ -66,7 +66,7 @@ _OF_A_CARD: Final[Sequence[tuple[str, str, Callable[[Plugin, CardView], float]]]
     (
         "card_degraded",
         "Signals that a card throttles or was in trouble and works on; the log names them.",
-        lambda plugin, card: len(plugin.inventory.degraded(CardId(card["card"]))),
+        lambda plugin, card: len(plugin.inventory.degraded.get(CardId(card["card"]), ())),
     ),
     (
         "memory_clear_pending",

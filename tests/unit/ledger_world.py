@@ -7,6 +7,7 @@ happen, the death of its process included.
 
 import asyncio
 import asyncio.base_events
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -703,8 +704,8 @@ class _Workers(CardWorkers):
         super().__init__()
         self._plugin = plugin
 
-    async def _run(self, name: str, function: Callable[[], object]) -> object:  # type: ignore[override]
-        return await start_job(self._plugin, function)
+    async def finish(self, card, function, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return await start_job(self._plugin, functools.partial(function, *args, **kwargs))
 
 
 async def start_job(plugin: Plugin, function: Callable[[], object]) -> object:

@@ -38,13 +38,13 @@ KINDS = {
     "CardOperations._may_live": "look",
     "CardOperations.ports.<locals>.open_all": "open",
     "Images.blank.<locals>.<lambda>": "load",
-    "CardOperations.scrub.<locals>.<lambda>": "wipe",
+    "scrub": "wipe",
     "CardOperations.clear_memory.<locals>.<lambda>": "clear",
     "Work.program.<locals>.program": "bring",
     "Preparer._bring.<locals>.<lambda>": "bring",
     "ExitStack.close": "close",
     "Gated.lock.<locals>.gate": "gate",
-    "_afu_ids": "last look",
+    "afu_ids": "last look",
     "wake_up": "sleep",
 }
 """What the ends of threads are in the model; all others are part of the step before them."""

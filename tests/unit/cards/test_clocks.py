@@ -8,8 +8,8 @@ import pytest
 from doubles.cards import AFU, INTERFACE, make_card
 
 from fpga_plugin.bitstreams.store import Bitstream
-from fpga_plugin.cards.clocks import ClockState, built_for, check_asked, of_function, plan_clock
-from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.cards.clocks import ClockState, built_for, check_asked, plan_clock
+from fpga_plugin.cards.operations import CardOperations, Work
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import RefusedError
@@ -40,8 +40,8 @@ def image(high=None, low=None):
     return Bitstream("x.gbs", INTERFACE, BitstreamId(AFU), AFU, RawImage(b"x"), high, low)
 
 
-def plan(backend, bitstream, **asked):
-    return plan_clock(backend, CARD, REGION, bitstream, DriverSettings(**asked))
+def plan(backend, image, **asked):
+    return plan_clock(backend, CARD, REGION, image, DriverSettings(**asked))
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,10 @@ def test_a_half_rate_clock_of_which_an_image_says_nothing_is_none_of_its_busines
 
 
 def test_a_function_whose_clock_is_asked_for_gets_it():
-    assert of_function(DriverSettings(clock=100)).state is ClockState.SET
-    assert of_function(DriverSettings()).state is ClockState.NOT_STATED
+    backend = Clocked(ClockLimits(10, 600))
+    assert plan(backend, AFU, clock=100).settings == DriverSettings(clock=100)
+    assert plan(backend, AFU).state is ClockState.NOT_STATED
+    assert plan(backend, AFU).settings == DriverSettings()
 
 
 def test_an_image_that_is_slower_than_the_slowest_clock_is_refused():
@@ -135,33 +137,11 @@ def test_a_clock_that_is_asked_for_is_set_if_the_image_was_built_for_it():
         check_asked(REGION.id, 313, image(312.5))
 
 
-@pytest.mark.parametrize(
-    ("bitstream", "asked", "state"),
-    [
-        (image(), None, ClockState.NOT_STATED),
-        (image(200, 100), 100, ClockState.SET),
-    ],
-)
-def test_the_cards_thread_is_woken_only_where_the_card_decides(bitstream, asked, state):
-    workers = Mock(spec=CardWorkers)
-    operations = CardOperations(Mock(), Mock(), Mock(), workers, Mock(), Mock())
-
-    def planned(bitstream, asked):
-        settings = DriverSettings(clock=asked)
-        report = Report(REGION.id)
-        return asyncio.run(operations.plan_clock(CARD, REGION, bitstream, settings, report))
-
-    assert planned(bitstream, asked).state is state
-    workers.run.assert_not_called()
-    planned(image(200, 100), None)
-    workers.run.assert_called_once()
-
-
-def test_what_is_asked_above_the_image_is_in_the_report_whoever_finds_it():
-    operations = CardOperations(Mock(), Mock(), Mock(), Mock(), Mock(), Mock())
-    report = Report(REGION.id)
+def test_what_is_asked_above_the_image_is_in_the_report():
+    ledger, report = Mock(), Report(REGION.id)
+    operations = CardOperations(ledger, Mock(), Mock(), CardWorkers(), Mock(), Mock())
+    work = Work(operations, CARD, {REGION.id: Mock()}, {REGION.id: report}, lambda: None)
     with pytest.raises(RefusedError, match="built for 200 MHz"):
-        asyncio.run(
-            operations.plan_clock(CARD, REGION, image(200, 100), DriverSettings(clock=300), report)
-        )
+        asyncio.run(work.program(REGION, image(200, 100), DriverSettings(clock=300)))
     assert "built for 200 MHz" in report.error
+    ledger.work.working.assert_not_called()

@@ -810,11 +810,11 @@ def test_a_degraded_card_is_told_of_once_and_forgotten_when_it_goes(
         look.degraded = signals
         look.logged.clear()
         look.run(look.inventory.check(look.one))
-        assert look.inventory.degraded(look.one) == signals
+        assert look.inventory.degraded.get(look.one, ()) == signals
         assert [line["signals"] for line in look.lines("card degraded")] == [signals] * told
     look.rack.boards[look.one].present = False
     look.changed(look.one)
-    assert look.inventory.degraded(look.one) == ()
+    assert look.inventory.degraded.get(look.one, ()) == ()
 
 
 def test_what_another_process_did_to_a_region_is_told_of(looks: Callable[..., Looks]) -> None:

@@ -11,6 +11,7 @@ from ledger_scene import Scene
 
 from fpga_plugin.allocation.journal.records import Condition, Tenancy, TenancyKey
 from fpga_plugin.allocation.names import card_of
+from fpga_plugin.cards.operations import Work
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import (
     CardGoneError,
@@ -175,15 +176,11 @@ def test_a_scrub_whose_blank_reads_as_something_else_is_a_region_that_is_lost(
         raise WrongImageError("another id")
 
     with mock.patch("fpga_plugin.cards.operations.steps.scrub", does):
-        work = scene.operations.scrub(
-            card(scene),
-            card(scene).regions[0],
-            mock.Mock(),
-            None,
-            report,
-            keep=keep,
-        )
-        task = scene.plugin.begin(work)
+        region = card(scene).regions[0]
+        ports, reports = {region.id: mock.Mock()}, {region.id: report}
+        work = Work(scene.operations, card(scene), ports, reports, lambda: None)
+        keeping = {region.id} if keep else set()
+        task = scene.plugin.begin(work.scrub([region], None, keeping))
         scene.plugin.work()
     assert isinstance(task.exception(), WrongImageError)
     assert scene.condition(scene.regions[0]) is Condition.FAULTED

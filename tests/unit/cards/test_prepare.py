@@ -15,8 +15,7 @@ from ledger_world import AFUS, Pod
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.allocation.names import card_of, function_name
 from fpga_plugin.cards.clocks import ClockState
-from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.cards.prepare import TenancyActiveError
+from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
 from fpga_plugin.errors import (
     ASK_THE_OPERATOR,
     CardGoneError,

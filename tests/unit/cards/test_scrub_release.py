@@ -127,7 +127,7 @@ def test_a_start_that_was_refused_while_the_last_owner_ran_changes_nothing_about
     b = world.admit(world.r0)
     refused = world.prestart(b, AFU)
     world.plugin.work()
-    assert "still has running processes" in str(refused.exception())
+    assert "still runs" in str(refused.exception())
     world.end(a)
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
@@ -424,10 +424,11 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         assert ledger.strangers(world.board.card.regions[1])
     else:
         unreconcile(world)
-    hindrance = world.plugin.begin(world.plugin.recovery._hindrance(world.board.card, frozenset()))
+    check = world.plugin.recovery._check_unused(world.board.card, frozenset())
+    hindrance = world.plugin.begin(check)
     world.plugin.work()
     expected = "open to pod pod-0" if kept == "by a tenancy" else "kubelet's records"
-    assert expected in hindrance.result()
+    assert expected in str(hindrance.exception())
 
 
 def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(make) -> None:

@@ -22,7 +22,8 @@ from test_prepare import poison
 from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.permission import Permission
-from fpga_plugin.cards.prepare import Plan, TenancyActiveError
+from fpga_plugin.cards.operations import TenancyActiveError
+from fpga_plugin.cards.prepare import Plan
 from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig

@@ -19,7 +19,7 @@ from test_lifecycle import OTHER, A, B, ClaimScene, ref
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.cards.prepare import TenancyActiveError
+from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
