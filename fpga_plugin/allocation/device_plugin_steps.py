@@ -83,7 +83,6 @@ class DevicePluginSteps:
         devices = self._naming.check_devices(resource, ids)
         self._state.activity.update(devices)
         step = Step(self._state)
-        implied = 0
         granted: list[Allocation] = []
         for device in devices:
             present = self._state.allocations.get(device)
@@ -97,8 +96,7 @@ class DevicePluginSteps:
                     continue
             if present is not None:
                 self._check_name(device, resource)
-                step.release(present)
-                implied += 1
+                step.release(present, "implied")
             regions = self._obstacles.regions_of(device)
             grants = {region.id: region.grant for region in regions}
             pending_poststops = step.pending_poststops(device)
@@ -112,7 +110,6 @@ class DevicePluginSteps:
                 hint=ANOTHER_POD,
             )
         step.commit()
-        self._state.ends["implied"] += implied
         return tuple(granted)
 
     def _check_nodes(self, present: Allocation) -> None:
@@ -226,16 +223,12 @@ class DevicePluginSteps:
             cgroups: the pod's, while one of its containers is about to start.
         """
         step = Step(self._state)
-        implied = 0
-        for device in devices:
-            allocation = self._state.allocations.get(device)
-            if allocation is None:
-                continue
+        for allocation in self._state.allocations_of(devices):
             if allocation.pod in {None, pod}:
                 self._bind(step.change, allocation, pod, cgroups)
                 continue
-            step.release(allocation)
-            implied += 1
+            device = allocation.device
+            step.release(allocation, "implied")
             step.grant(
                 device,
                 allocation.resource,
@@ -246,7 +239,6 @@ class DevicePluginSteps:
                 prestarts=1 + step.pending_poststops(device),  # as in adopt
             )
         step.commit()
-        self._state.ends["implied"] += implied
 
     def _bind(
         self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]
@@ -337,9 +329,7 @@ class DevicePluginSteps:
         for allocation in allocations:
             current = self._state.allocations[allocation.device]
             step.change.debug_holds |= debug_holds.begun(self._state, current.grants, debug)
-            step.use(self._state.tenancies.users(current))
-            if not current.started:
-                step.change.allocations[allocation.device] = replace(current, started=True)
+            step.start(current)
         step.commit()
 
     def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
@@ -348,15 +338,11 @@ class DevicePluginSteps:
         Returns those that were owned.
         """
         step = Step(self._state)
-        released = []
-        for text in devices:
-            allocation = self._state.allocations.get(DeviceId(text))
-            if allocation is not None and self._state.claim_owner_of(allocation.device) is not None:
-                continue  # DRA's: no call of the device plugin API concerns it
-            if allocation is not None and allocation.device not in step.change.allocations:
+        for allocation in self._state.allocations_of(map(DeviceId, dict.fromkeys(devices))):
+            # Else it is DRA's: no call of the device plugin API concerns it.
+            if self._state.claim_owner_of(allocation.device) is None:
                 step.release(allocation)
-                released.append(allocation.device)
+        released = tuple(step.change.allocations)
         step.commit()
         self._state.activity.update(released)
-        self._state.ends["released"] += len(released)
-        return tuple(released)
+        return released

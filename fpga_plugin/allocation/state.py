@@ -99,11 +99,12 @@ class State:
         for listener in tuple(self._listeners):
             listener(card)
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: Change, seen: Iterable[CardId] = ()) -> None:
         """Make a change, in memory and in the journal; an empty one writes what is still unwritten.
 
         Earlier changes that could not be written are written with it, in one transaction. No change
-        that gives trust, no work on hardware and no hand-over goes ahead of them.
+        that gives trust, no work on hardware and no hand-over goes ahead of them. `seen`: cards of
+        which this process sees something new that no journal has.
 
         Raises:
             JournalError: nothing was written; the part that takes trust away holds all the same.
@@ -119,7 +120,7 @@ class State:
                 self._unwritten = Change()
                 concerned |= self.apply(giving)
         finally:
-            for card in concerned:
+            for card in concerned.union(seen):
                 self.notify(card)
 
     def doubt(self, change: Change) -> None:
@@ -267,11 +268,13 @@ class State:
         """Allocations on the card or on any of its regions."""
         return list(self._by_card.get(card, {}).values())
 
+    def allocations_of(self, devices: Iterable[DeviceId]) -> tuple[Allocation, ...]:
+        """The allocations of those devices that have one."""
+        return tuple(self.allocations[each] for each in devices if each in self.allocations)
+
     def lease(self, devices: Iterable[DeviceId]) -> Lease:
         """A lease on the present allocations of these devices."""
-        allocations = tuple(
-            allocation for d in devices if (allocation := self.allocations.get(d)) is not None
-        )
+        allocations = self.allocations_of(devices)
         numbers = frozenset((allocation.device, allocation.number) for allocation in allocations)
         return Lease(numbers, allocations, self.allocations)
 
@@ -355,18 +358,8 @@ class State:
 
     def pods_of(self, devices: Iterable[DeviceId]) -> frozenset[PodUid]:
         """Known pods that use devices by their present allocations."""
-        allocations = (
-            allocation
-            for device in devices
-            if (allocation := self.allocations.get(device)) is not None
-        )
-        users = (
-            one
-            for allocation in allocations
-            for one in self.tenancies.users(allocation)
-            if not one.left
-        )
-        return frozenset(one.pod for one in users if one.pod is not None)
+        users = (one for each in self.allocations_of(devices) for one in self.tenancies.users(each))
+        return frozenset(one.pod for one in users if one.pod is not None and not one.left)
 
     def allocation_of(self, key: TenancyKey) -> Allocation | None:
         """The allocation of a tenancy; None: it ended."""
@@ -393,13 +386,7 @@ class State:
         mine = set(regions)
         if card in self.unreconciled or debug_holds.on(self, card, but=mine):
             return True
-        whole = self.card_allocation(card)
-        for allocation in self.allocations_on(card):
-            if allocation is not whole and RegionId(allocation.device) not in mine:
-                return True
-        if whole is None:
-            return False
-        return any(region not in mine for region in whole.grants)
+        return any(not mine.issuperset(one.grants) for one in self.allocations_on(card))
 
     def others_clean(self, card: Card, regions: Iterable[RegionId]) -> bool:
         """Whether no region of the card but `regions` can still write its memory."""
