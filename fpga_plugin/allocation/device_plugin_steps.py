@@ -19,7 +19,8 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, ObstacleKind, Obstacle
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import DeviceId
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -58,10 +59,8 @@ class DevicePluginSteps:
     @property
     def sends_env(self) -> bool:
         """Whether this kubelet is known to send the environment in PreStart."""
-        return (
-            bool(self._state.env_instance)
-            and self._state.env_instance == self._state.kubelet_instance
-        )
+        instance = self._state.env_instance
+        return bool(instance) and instance == self._state.kubelet_instance
 
     def env_seen(self) -> None:
         """This kubelet sent a non-empty environment."""
@@ -187,15 +186,7 @@ class DevicePluginSteps:
         grants = grants_among(device, env)
         grants = grants or {r.id: r.grant for r in self._obstacles.regions_of(device)}
         step = Step(self._state)
-        allocation = step.grant(
-            device,
-            resource,
-            grants,
-            [pod],
-            used=True,
-            pod=pod,
-            prestarts=1 + step.pending_poststops(device),  # one was not seen: never balanced
-        )
+        allocation = self._grant_to(step, device, resource, grants, pod)
         if resource not in self._state.resources:
             step.change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region in grants:
@@ -229,16 +220,22 @@ class DevicePluginSteps:
                 continue
             device = allocation.device
             step.release(allocation, "implied")
-            step.grant(
-                device,
-                allocation.resource,
-                grants_among(device, env) or allocation.grants,
-                [pod],
-                used=True,
-                pod=pod,
-                prestarts=1 + step.pending_poststops(device),  # as in adopt
-            )
+            grants = grants_among(device, env) or allocation.grants
+            self._grant_to(step, device, allocation.resource, grants, pod)
         step.commit()
+
+    def _grant_to(
+        self,
+        step: Step,
+        device: DeviceId,
+        resource: ResourceName,
+        grants: Mapping[RegionId, Grant],
+        pod: PodUid | None,
+    ) -> Allocation:
+        """An allocation that kubelet's records show: a container of the pod may have started."""
+        # One PreStart was not seen: they are never balanced.
+        prestarts = 1 + step.pending_poststops(device)
+        return step.grant(device, resource, grants, [pod], used=True, pod=pod, prestarts=prestarts)
 
     def _bind(
         self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]

@@ -94,16 +94,13 @@ class HardwareSteps:
         """
         state, change = self._state, Change()
         changed: set[CardId] = set()
-        for region_id, now in numbers.items():
-            region, card = state.region(region_id), state.cards.get(card_of(region_id))
-            if region is None or card is None or region.numbers == now:
-                continue
-            regions = {one.id: one for one in card.regions}
-            regions[region_id] = replace(region, numbers=now)
-            state.show(replace(card, regions=tuple(regions.values())))
-            changed.add(card.id)
-        for card_id in changed:
-            self._note_numbers(change, state.cards[card_id])
+        for card in [state.cards[c] for c in set(map(card_of, numbers)) if c in state.cards]:
+            regions = [replace(r, numbers=numbers.get(r.id, r.numbers)) for r in card.regions]
+            if [r.numbers for r in regions] != [r.numbers for r in card.regions]:
+                now = replace(card, regions=tuple(regions))
+                state.show(now)
+                self._note_numbers(change, now)
+                changed.add(card.id)
         state.commit(change, changed)
 
     def _note_numbers(self, change: Change, card: Card) -> None:

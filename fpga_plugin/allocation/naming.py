@@ -202,18 +202,12 @@ class Naming:
         if parts is None:
             return known_resource(name)
         if (meaning := self._state.alias_bindings.get(name)) is not None:
-            interface_id = meaning.interface_id
-        else:
-            cards = (
-                card_of(c.device) for c in self._state.allocations.values() if c.resource == name
-            )
-            card = next(
-                (self._state.cards[card] for card in cards if card in self._state.cards), None
-            )
-            if card is None:
-                return None
-            interface_id = card.interface_id
-        return parts.of(interface_id)
+            return parts.of(meaning.interface_id)
+        for allocation in self._state.allocations.values():
+            card = self._state.cards.get(card_of(allocation.device))
+            if allocation.resource == name and card is not None:
+                return parts.of(card.interface_id)
+        return None
 
     def named_resource(self, name: ResourceName) -> Resource:
         """The same, for the resource of an allocation.
@@ -291,17 +285,16 @@ class Naming:
                 waiting[interface_id] = (alias, others[0])
             else:
                 meant |= dict.fromkeys(named, interface_id)
-        change = Change()
-        for name, meaning in self._state.alias_bindings.items():
-            if name not in meant and not is_shells(name):
-                kept = replace(meaning, current=False) if name in held else None
-                if kept != meaning:
-                    change.alias_bindings[name] = kept
-        for name, interface_id in meant.items():
-            if self._state.alias_bindings.get(name) != (
-                meaning := AliasBinding(interface_id, current=True)
-            ):
-                change.alias_bindings[name] = meaning
+        known = self._state.alias_bindings
+        bindings: dict[ResourceName, AliasBinding | None] = {
+            name: replace(meaning, current=False) if name in held else None
+            for name, meaning in known.items()
+            if not is_shells(name)
+        }
+        bindings |= {name: AliasBinding(of, current=True) for name, of in meant.items()}
+        change = Change(
+            alias_bindings={name: now for name, now in bindings.items() if known.get(name) != now}
+        )
         called = {interface_id: aliases[interface_id] for interface_id in meant.values()}
         for card in self._state.cards.values():
             by_shell = self.resources_of(card)[1] is None

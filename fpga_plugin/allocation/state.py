@@ -316,18 +316,12 @@ class State:
         Those by a present node of such a region are among them.
         """
         mine, present = set(but), self.cards.get(card)
-        by_region = (
-            one
-            for one in self.tenancies.values()
-            if card_of(one.region) == card and one.region not in mine
-        )
-        by_node = (
-            one
-            for region in (() if present is None else present.regions)
-            if region.id not in mine
-            for one in self.strangers(region)
-        )
-        return [one for one in (*by_region, *by_node) if one.left]
+        on = [one for one in self.tenancies.values() if card_of(one.region) == card]
+        found = [one for one in on if one.region not in mine]
+        for region in present.regions if present is not None else ():
+            if region.id not in mine:
+                found += self.strangers(region)
+        return [one for one in found if one.left]
 
     def strangers(self, region: Region) -> list[Tenancy]:
         """Tenancies with a present node of this region, given for another region (invariant 10).
@@ -336,17 +330,10 @@ class State:
         the card's own nodes have now match for any region.
         """
         region = self.region(region.id) or region
-        card = self.cards.get(region.card)
-        found = [one for way in _ways_to(region) for one in self.tenancies.by(way)]
-        guarded = () if card is None else card.guarded
-        return list(
-            dict.fromkeys(
-                (
-                    *(one for one in found if one.region != region.id),
-                    *(one for number in guarded for one in self.tenancies.by(number)),
-                )
-            )
-        )
+        card, by = self.cards.get(region.card), self.tenancies.by
+        found = [one for way in _ways_to(region) for one in by(way) if one.region != region.id]
+        found += [one for number in (card.guarded if card else ()) for one in by(number)]
+        return list(dict.fromkeys(found))
 
     def numbers_of(self, grant: Grant) -> Iterator[DeviceNumber]:
         """The numbers that a grant's nodes have now, where a present card shows them."""
