@@ -255,26 +255,23 @@ class DevicePluginSteps:
             if now != one:
                 change.tenancies |= {one.key: None, key: now}
 
-    def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
+    def prestart_seen(self, devices: Collection[DeviceId]) -> None:
         """Count a PreStart, before its outcome is known.
 
         Raises:
             JournalError: it cannot be written. It counts all the same: its PostStop will come.
         """
         change = Change()
-        for device in devices:
-            self._state.activity[device] += 1
-            allocation = self._state.allocations.get(device)
-            if allocation is None:
-                continue
+        self._state.activity.update(devices)
+        for allocation in self._state.allocations_of(devices):
             # PostStops of starts that failed while the plugin was away may still come. Nothing
             # new ran before this PreStart, so the present counts hold.
-            instance = "" if device in self._state.inherited else allocation.instance
-            change.allocations[device] = replace(
+            inherited = allocation.device in self._state.inherited
+            change.allocations[allocation.device] = replace(
                 allocation,
                 prestart_seen=True,
                 prestarts=allocation.prestarts + 1,
-                instance=instance,
+                instance="" if inherited else allocation.instance,
             )
         self._state.commit(change)
 
