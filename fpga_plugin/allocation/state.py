@@ -201,19 +201,14 @@ class State:
 
     def _apply_claim_owners(self, change: Change) -> set[CardId]:
         """Apply owners of ResourceClaims; returns the cards whose owners changed."""
-        cards: set[CardId] = set()
-        for uid, owner in change.claim_owners.items():
-            before = self.claim_owners.pop(uid, None)
-            for device in () if before is None else before.devices:
-                if self._claim_owner_of.get(device) == uid:
-                    del self._claim_owner_of[device]
-            if owner is not None:
-                self.claim_owners[uid] = owner
-                if not owner.ended:
-                    self._claim_owner_of |= dict.fromkeys(owner.devices, uid)
-            both = (one for one in (before, owner) if one is not None)
-            cards |= {card_of(device) for one in both for device in one.devices}
-        return cards
+        if not change.claim_owners:
+            return set()
+        changed = [self.claim_owners.get(uid) for uid in change.claim_owners]
+        changed += change.claim_owners.values()
+        _put(self.claim_owners, change.claim_owners)
+        in_force = [owner for owner in self.claim_owners.values() if not owner.ended]
+        self._claim_owner_of = {device: one.uid for one in in_force for device in one.devices}
+        return {card_of(device) for one in changed if one is not None for device in one.devices}
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
         """Every owner of these cards that kubelet's records name is adopted."""
