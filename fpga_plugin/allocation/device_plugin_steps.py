@@ -19,7 +19,8 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, ObstacleKind, Obstacle
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import DeviceId
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -58,10 +59,8 @@ class DevicePluginSteps:
     @property
     def sends_env(self) -> bool:
         """Whether this kubelet is known to send the environment in PreStart."""
-        return (
-            bool(self._state.env_instance)
-            and self._state.env_instance == self._state.kubelet_instance
-        )
+        instance = self._state.env_instance
+        return bool(instance) and instance == self._state.kubelet_instance
 
     def env_seen(self) -> None:
         """This kubelet sent a non-empty environment."""
@@ -83,7 +82,6 @@ class DevicePluginSteps:
         devices = self._naming.check_devices(resource, ids)
         self._state.activity.update(devices)
         step = Step(self._state)
-        implied = 0
         granted: list[Allocation] = []
         for device in devices:
             present = self._state.allocations.get(device)
@@ -97,8 +95,7 @@ class DevicePluginSteps:
                     continue
             if present is not None:
                 self._check_name(device, resource)
-                step.release(present)
-                implied += 1
+                step.release(present, "implied")
             regions = self._obstacles.regions_of(device)
             grants = {region.id: region.grant for region in regions}
             pending_poststops = step.pending_poststops(device)
@@ -112,7 +109,6 @@ class DevicePluginSteps:
                 hint=ANOTHER_POD,
             )
         step.commit()
-        self._state.ends["implied"] += implied
         return tuple(granted)
 
     def _check_nodes(self, present: Allocation) -> None:
@@ -190,15 +186,7 @@ class DevicePluginSteps:
         grants = grants_among(device, env)
         grants = grants or {r.id: r.grant for r in self._obstacles.regions_of(device)}
         step = Step(self._state)
-        allocation = step.grant(
-            device,
-            resource,
-            grants,
-            [pod],
-            used=True,
-            pod=pod,
-            prestarts=1 + step.pending_poststops(device),  # one was not seen: never balanced
-        )
+        allocation = self._grant_to(step, device, resource, grants, pod)
         if resource not in self._state.resources:
             step.change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region in grants:
@@ -226,27 +214,28 @@ class DevicePluginSteps:
             cgroups: the pod's, while one of its containers is about to start.
         """
         step = Step(self._state)
-        implied = 0
-        for device in devices:
-            allocation = self._state.allocations.get(device)
-            if allocation is None:
-                continue
+        for allocation in self._state.allocations_of(devices):
             if allocation.pod in {None, pod}:
                 self._bind(step.change, allocation, pod, cgroups)
                 continue
-            step.release(allocation)
-            implied += 1
-            step.grant(
-                device,
-                allocation.resource,
-                grants_among(device, env) or allocation.grants,
-                [pod],
-                used=True,
-                pod=pod,
-                prestarts=1 + step.pending_poststops(device),  # as in adopt
-            )
+            device = allocation.device
+            step.release(allocation, "implied")
+            grants = grants_among(device, env) or allocation.grants
+            self._grant_to(step, device, allocation.resource, grants, pod)
         step.commit()
-        self._state.ends["implied"] += implied
+
+    def _grant_to(
+        self,
+        step: Step,
+        device: DeviceId,
+        resource: ResourceName,
+        grants: Mapping[RegionId, Grant],
+        pod: PodUid | None,
+    ) -> Allocation:
+        """An allocation that kubelet's records show: a container of the pod may have started."""
+        # One PreStart was not seen: they are never balanced.
+        prestarts = 1 + step.pending_poststops(device)
+        return step.grant(device, resource, grants, [pod], used=True, pod=pod, prestarts=prestarts)
 
     def _bind(
         self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]
@@ -266,26 +255,23 @@ class DevicePluginSteps:
             if now != one:
                 change.tenancies |= {one.key: None, key: now}
 
-    def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
+    def prestart_seen(self, devices: Collection[DeviceId]) -> None:
         """Count a PreStart, before its outcome is known.
 
         Raises:
             JournalError: it cannot be written. It counts all the same: its PostStop will come.
         """
         change = Change()
-        for device in devices:
-            self._state.activity[device] += 1
-            allocation = self._state.allocations.get(device)
-            if allocation is None:
-                continue
+        self._state.activity.update(devices)
+        for allocation in self._state.allocations_of(devices):
             # PostStops of starts that failed while the plugin was away may still come. Nothing
             # new ran before this PreStart, so the present counts hold.
-            instance = "" if device in self._state.inherited else allocation.instance
-            change.allocations[device] = replace(
+            inherited = allocation.device in self._state.inherited
+            change.allocations[allocation.device] = replace(
                 allocation,
                 prestart_seen=True,
                 prestarts=allocation.prestarts + 1,
-                instance=instance,
+                instance="" if inherited else allocation.instance,
             )
         self._state.commit(change)
 
@@ -337,9 +323,7 @@ class DevicePluginSteps:
         for allocation in allocations:
             current = self._state.allocations[allocation.device]
             step.change.debug_holds |= debug_holds.begun(self._state, current.grants, debug)
-            step.use(self._state.tenancies.users(current))
-            if not current.started:
-                step.change.allocations[allocation.device] = replace(current, started=True)
+            step.start(current)
         step.commit()
 
     def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
@@ -348,15 +332,11 @@ class DevicePluginSteps:
         Returns those that were owned.
         """
         step = Step(self._state)
-        released = []
-        for text in devices:
-            allocation = self._state.allocations.get(DeviceId(text))
-            if allocation is not None and self._state.claim_owner_of(allocation.device) is not None:
-                continue  # DRA's: no call of the device plugin API concerns it
-            if allocation is not None and allocation.device not in step.change.allocations:
+        for allocation in self._state.allocations_of(map(DeviceId, dict.fromkeys(devices))):
+            # Else it is DRA's: no call of the device plugin API concerns it.
+            if self._state.claim_owner_of(allocation.device) is None:
                 step.release(allocation)
-                released.append(allocation.device)
+        released = tuple(step.change.allocations)
         step.commit()
         self._state.activity.update(released)
-        self._state.ends["released"] += len(released)
-        return tuple(released)
+        return released

@@ -74,10 +74,8 @@ class DraSteps:
         """
         if not self.is_prepared(owner):
             return "it is not prepared"
-        for device in owner.devices:
-            for region in (
-                self._state.allocations[device].grants if device in self._state.allocations else ()
-            ):
+        for allocation in self._state.allocations_of(owner.devices):
+            for region in allocation.grants:
                 record = self._state.record(region)
                 if record.condition not in CLEAN | {Condition.PROGRAMMED}:
                     return f"region {region} is {record.condition}: {record.reason}"
@@ -96,9 +94,7 @@ class DraSteps:
             RefusedError: an obstacle stands against one of them.
             JournalError: nothing was given.
         """
-        before = self._state.claim_owners.get(owner.uid)
-        if before is not None and before.ended:
-            before = None
+        before = self._in_force(owner.uid)
         users = {*pods, *(() if before is None else self._state.pods_of(before.devices))}
         step = Step(
             self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
@@ -113,7 +109,7 @@ class DraSteps:
             present = self._state.allocations.get(device)
             self._obstacles.check(device, Stops.CLAIM if present is None else Stops.PREPARE)
             if present is not None:
-                step.release(present)
+                step.release(present, "prepared again")
             allocations.append(self._grant(step, device, resource, users))
         if before is not None:  # it had others before: kubelet named another allocation
             self._leave(step, before, owner.devices)
@@ -122,10 +118,12 @@ class DraSteps:
 
     def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
         """The devices that a claim in force has beyond those that it is allocated now."""
+        owner = self._in_force(uid)
+        return tuple(d for d in (owner.devices if owner else ()) if d not in devices)
+
+    def _in_force(self, uid: ClaimUid) -> ClaimOwner | None:
         owner = self._state.claim_owners.get(uid)
-        if owner is None or owner.ended:
-            return ()
-        return tuple(device for device in owner.devices if device not in devices)
+        return None if owner is None or owner.ended else owner
 
     def leave(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[CardId, ...]:
         """Release all devices of a claim but these: the others may be allocated elsewhere by now.
@@ -142,13 +140,12 @@ class DraSteps:
         step = Step(self._state, Change(claim_owners={uid: now}))
         self._leave(step, owner, kept)
         step.commit()
-        self._state.ends["released"] += len(left)
         return tuple(dict.fromkeys(map(card_of, left)))
 
     def _leave(self, step: Step, owner: ClaimOwner, kept: Collection[DeviceId] = ()) -> None:
-        for device in owner.devices:
-            if device not in kept and (present := self._state.allocations.get(device)) is not None:
-                step.release(present)
+        for allocation in self._state.allocations_of(owner.devices):
+            if allocation.device not in kept:
+                step.release(allocation)
 
     def _grant(
         self,
@@ -197,10 +194,7 @@ class DraSteps:
         now = replace(owner, boot=self._boot_id, prepared=what)
         step = Step(self._state, Change(claim_owners={uid: now}))
         for device in owner.devices:
-            allocation = self._state.allocations[device]
-            step.use(self._state.tenancies.users(allocation))
-            if not allocation.started:
-                step.change.allocations[device] = replace(allocation, started=True)
+            step.start(self._state.allocations[device])
         step.commit()
 
     def unprepared(self, uid: ClaimUid) -> None:
@@ -222,14 +216,12 @@ class DraSteps:
         )
         allocations = []
         for device in owner.devices:
-            other = (
-                self._state.claim_owner_of(device) if device in self._state.allocations else None
-            )
-            if other is not None and other.uid == owner.uid:
+            other = self._state.claim_owner_of(device)
+            if device in self._state.allocations and other and other.uid == owner.uid:
                 continue
             resource = self._naming.device_resource(device)
             if resource is None:
-                raise UnknownDeviceError(f"this node has no device {device}")
+                raise unknown_device(device)
             self._check_others(owner, device)
             allocation = self._grant(step, device, resource, pods, used=True)
             allocations.append(allocation)
@@ -280,29 +272,21 @@ class DraSteps:
             for one in self._state.tenancies.users(allocation)
         ]
 
-    def _allocations_of(self, uid: ClaimUid) -> list[Allocation]:
+    def _allocations_of(self, uid: ClaimUid) -> tuple[Allocation, ...]:
         """The allocations of a claim in force."""
-        owner = self._state.claim_owners.get(uid)
-        if owner is None or owner.ended:
-            return []
-        return [
-            allocation
-            for device in owner.devices
-            if (allocation := self._state.allocations.get(device))
-        ]
+        owner = self._in_force(uid)
+        return self._state.allocations_of(owner.devices if owner else ())
 
     def end_claim(self, uid: ClaimUid) -> tuple[CardId, ...]:
         """End a claim; its regions are scrubbed in the background.
 
         The owner's row stays, as ended, until they are (`forget_claim`). Returns the cards.
         """
-        owner = self._state.claim_owners.get(uid)
-        if owner is None or owner.ended:
+        if (owner := self._in_force(uid)) is None:
             return ()
         step = Step(self._state, Change(claim_owners={uid: replace(owner, ended=True, boot="")}))
         self._leave(step, owner)
         step.commit()
-        self._state.ends["released"] += len(owner.devices)
         return tuple(dict.fromkeys(map(card_of, owner.devices)))
 
     def forget_claim(self, uid: ClaimUid) -> None:

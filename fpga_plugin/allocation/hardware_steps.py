@@ -53,7 +53,7 @@ class HardwareSteps:
             self._naming.name_card(change, card)
         before = self._state.cards.get(card.id)
         self._new_to_journal(change, card)
-        known = {} if before is None else {region.id: region for region in before.regions}
+        known = {region.id: region for region in (before.regions if before else ())}
         present = {region.id: region for region in card.regions}
         went = frozenset(
             r for r, region in known.items() if _is_another(card, region, present.get(r))
@@ -62,37 +62,26 @@ class HardwareSteps:
             self._state.returns[card.id] += 1
         for region_id in went:
             self._went(step, region_id)
+        same = before is not None and before.interface_id == card.interface_id
+        stayed = known.keys() - went if same else set[RegionId]()
         for region in card.regions:
             record = self._state.regions.get(region.id)
-            if (
-                record is not None
-                and before is not None
-                and before.interface_id == card.interface_id
-                and region.id in known
-                and region.id not in went
-            ):
+            if record is None:
+                new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
+            elif region.id in stayed:
                 continue  # nothing new about it
-            new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
-            if record is not None and region.id not in self._seen:
+            elif region.id not in self._seen:
                 new = self._first_sight(record, observed.get(region.id), blank)
-            elif record is not None:
-                new = replace(
-                    record,
-                    condition=Condition.DIRTY,
-                    afu_id=None,
-                    reason="the card went and came back",
-                )
+            else:
+                new = RegionRecord(region.id, Condition.DIRTY, "the card went and came back")
             if new != record:
                 change.regions[region.id] = new
         self._state.show(card)
         self._note_numbers(change, card)
         self._state.doubt(change)
         self._see(change, observed)
-        self._seen.update(region.id for region in card.regions)
-        try:
-            self._state.commit(change)
-        finally:
-            self._state.notify(card.id)
+        self._seen.update(present)
+        step.commit([card.id])
         return went & present.keys()
 
     def numbered(self, numbers: Mapping[RegionId, Mapping[Path, DeviceNumber]]) -> None:
@@ -105,21 +94,14 @@ class HardwareSteps:
         """
         state, change = self._state, Change()
         changed: set[CardId] = set()
-        for region_id, now in numbers.items():
-            region, card = state.region(region_id), state.cards.get(card_of(region_id))
-            if region is None or card is None or region.numbers == now:
-                continue
-            regions = {one.id: one for one in card.regions}
-            regions[region_id] = replace(region, numbers=now)
-            state.show(replace(card, regions=tuple(regions.values())))
-            changed.add(card.id)
-        for card_id in changed:
-            self._note_numbers(change, state.cards[card_id])
-        try:
-            state.commit(change)
-        finally:
-            for card_id in changed:
-                state.notify(card_id)
+        for card in [state.cards[c] for c in set(map(card_of, numbers)) if c in state.cards]:
+            regions = [replace(r, numbers=numbers.get(r.id, r.numbers)) for r in card.regions]
+            if [r.numbers for r in regions] != [r.numbers for r in card.regions]:
+                now = replace(card, regions=tuple(regions))
+                state.show(now)
+                self._note_numbers(change, now)
+                changed.add(card.id)
+        state.commit(change, changed)
 
     def _note_numbers(self, change: Change, card: Card) -> None:
         """Fill in numbers that an older journal lacks: the present ones are the best guess."""
@@ -184,10 +166,7 @@ class HardwareSteps:
             self._went(step, region.id)
         if gone.clears_memory:
             step.change.memory_clear_pending[card] = True
-        try:
-            step.commit()
-        finally:
-            self._state.notify(card)
+        step.commit([card])
 
     def _went(self, step: Step, region: RegionId) -> None:
         self._state.failing.pop(region, None)
@@ -201,17 +180,14 @@ class HardwareSteps:
         present = self._state.cards.get(card)
         if present is None:
             return
-        change = Change()
-        changed = False
+        step = Step(self._state)
+        had = dict(self._state.failing)
         for region in present.regions:
-            fault = failing.get(region.id)
-            before = self._state.failing.get(region.id)
+            fault, before = failing.get(region.id), had.get(region.id)
             if before == fault:
                 continue
-            changed = True
-            if fault is None:
-                del self._state.failing[region.id]
-            else:
+            self._state.failing.pop(region.id, None)
+            if fault is not None:
                 self._state.failing[region.id] = fault
             if before is None or (fault is not None and not fault.lifts(before)):
                 continue
@@ -220,14 +196,8 @@ class HardwareSteps:
             # A poisoned port that answers again was rebound: worth another scrub.
             unsure = free and record.condition in CLEAN and before.stops_work
             if record.condition is Condition.FAULTED or unsure:
-                change.regions[region.id] = replace(
-                    record, condition=Condition.DIRTY, reason="the hardware failed in between"
-                )
-        try:
-            self._state.commit(change)
-        finally:
-            if changed:
-                self._state.notify(card)
+                step.spoil(region.id, "the hardware failed in between", but=())
+        step.commit([card] if self._state.failing != had else ())
 
     def as_left(self, region: RegionId, observed: AfuId | None) -> bool:
         """Whether a region still reads as the plugin left it.
@@ -250,20 +220,16 @@ class HardwareSteps:
         Another program may have changed the card, owned or not. An owned region's owner loses
         nothing: it stays on the list, and is scrubbed before its next container starts.
         """
-        change = Change()
+        step = Step(self._state)
         found: dict[RegionId, RegionRecord] = {}
         for region, afu_id in observed.items():
             if card_of(region) == card and not self.as_left(region, afu_id):
                 if afu_id is not None:
                     self._state.functions[region] = afu_id
-                found[region] = record = self._state.record(region)
-                change.regions[region] = replace(
-                    record,
-                    condition=Condition.DIRTY,
-                    afu_id=None,
-                    reason=_UNREAD if afu_id is None else "another process changed it",
-                )
-        self._state.commit(change)
+                found[region] = self._state.record(region)
+                why = _UNREAD if afu_id is None else "another process changed it"
+                step.mark([region], Condition.DIRTY, why)
+        step.commit()
         return found
 
     def set_drained(self, card: CardId, *, drained: bool) -> None:
@@ -276,20 +242,14 @@ class HardwareSteps:
             JournalError: it cannot be written. A drain holds all the same, at least until the
                 plugin ends; a card does not return to service.
         """
-        change = Change()
+        step = Step(self._state)
         if (card in self._state.drained) != drained:
-            change.drained[card] = drained
-        for record in tuple(self._state.regions.values()):
+            step.change.drained[card] = drained
+        for region, record in self._state.regions.items():
             by_hand = record.condition is Condition.PROGRAMMED and not drained
-            if (
-                card_of(record.region) == card
-                and by_hand
-                and not self._state.region_allocation(record.region)
-            ):
-                change.regions[record.region] = replace(
-                    record, condition=Condition.DIRTY, reason="an operator programmed it"
-                )
-        self._state.commit(change)
+            if by_hand and card_of(region) == card and not self._state.region_allocation(region):
+                step.spoil(region, "an operator programmed it")
+        step.commit()
 
     def set_rebinding(self, card: CardId, *, rebinding: bool) -> None:
         """Record that a card's driver is being rebound, or no longer: it is Unhealthy meanwhile.

@@ -28,19 +28,16 @@ from fpga_plugin.allocation.hardware_steps import HardwareSteps
 from fpga_plugin.allocation.journal.journal import JournalWriter
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
-    Allocation,
     Change,
     Condition,
     Fact,
     RegionRecord,
-    Tenancy,
 )
 from fpga_plugin.allocation.names import card_of, is_shells
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.obstacles import Obstacles
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.work_steps import WorkSteps
-from fpga_plugin.ids import RegionId
 from fpga_plugin.settings.settings import ScrubPolicy
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -124,16 +121,11 @@ class Ledger(State):
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool, shells: bool) -> None:
         """Correct what no longer holds in this boot or with these settings."""
         same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id
-        change = Change(facts={} if same_boot else {Fact.BOOT: self.boot_id})
-        for allocation in self.allocations.values():
-            # No container uses a ResourceClaim's devices before it is prepared in this boot.
-            by_claim = self.claim_owner_of(allocation.device) is not None
-            taken = _allocation_at_start(
-                allocation, same_boot=same_boot, missed_prestart=not by_claim
-            )
-            if taken != allocation:
-                change.allocations[allocation.device] = taken
-        change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
+        change = Change() if same_boot else self._booted()
+        for record in self.regions.values():
+            taken_up = _record_at_start(record, unblanked=unblanked, same_boot=same_boot)
+            if taken_up != record:
+                change.regions[record.region] = taken_up
         change.debug_holds = debug_holds.over_at_start(self, same_boot=same_boot)
         held = {allocation.resource for allocation in self.allocations.values()}
         for name, meaning in self.alias_bindings.items():
@@ -143,47 +135,33 @@ class Ledger(State):
                 change.alias_bindings[name] = (
                     replace(meaning, current=False) if name in held else None
                 )
-        if not same_boot:
-            change.pending_poststops = dict.fromkeys(self.pending_poststops, 0)
-        for tenancy in self.tenancies.values():
-            if (now := self._tenancy_at_start(tenancy, same_boot=same_boot)) != tenancy:
-                change.tenancies[tenancy.key] = now
         self.commit(change)
 
-    def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
-        """In another boot no earlier process runs; a device still allocated may be used unseen."""
-        if same_boot:
-            return tenancy
-        if (allocation := self.allocation_of(tenancy.key)) is None:
-            return None
-        used = self.claim_owner_of(allocation.device) is None
-        return replace(tenancy, used=used, left=False, cgroups=(), numbers=UNSET)
+    def _booted(self) -> Change:
+        """In another boot no earlier process runs; a device still allocated may be used unseen.
 
-    def _records_at_start(
-        self, *, unblanked: bool, same_boot: bool
-    ) -> dict[RegionId, RegionRecord]:
-        """The records that do not hold as they were written."""
-        return {
-            record.region: taken_up
-            for record in self.regions.values()
-            if (taken_up := _record_at_start(record, unblanked=unblanked, same_boot=same_boot))
-            != record
-        }
-
-
-def _allocation_at_start(
-    allocation: Allocation, *, same_boot: bool, missed_prestart: bool
-) -> Allocation:
-    if same_boot:
-        return allocation
-    return replace(
-        allocation,
-        started=False,
-        prestart_seen=False,
-        missed_prestart=missed_prestart,
-        prestarts=0,
-        poststops=0,
-    )
+        No container uses a ResourceClaim's devices before it is prepared in this boot.
+        """
+        change = Change(
+            facts={Fact.BOOT: self.boot_id},
+            pending_poststops=dict.fromkeys(self.pending_poststops, 0),
+            tenancies=dict.fromkeys(self.tenancies),
+        )
+        for device, allocation in self.allocations.items():
+            unseen = self.claim_owner_of(device) is None
+            change.allocations[device] = replace(
+                allocation,
+                started=False,
+                prestart_seen=False,
+                missed_prestart=unseen,
+                prestarts=0,
+                poststops=0,
+            )
+            for one in self.tenancies.users(allocation):
+                change.tenancies[one.key] = replace(
+                    one, used=unseen, left=False, cgroups=(), numbers=UNSET
+                )
+        return change
 
 
 def _record_at_start(record: RegionRecord, *, unblanked: bool, same_boot: bool) -> RegionRecord:

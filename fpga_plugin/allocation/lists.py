@@ -5,6 +5,7 @@ changed share is derived again. An unchanged list stays the same object: most ch
 change no list, and noticing that must not need a comparison of a thousand devices.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
@@ -21,16 +22,10 @@ from fpga_plugin.settings.settings import Advertise
 class DeviceLists:
     """The device list of each resource."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        advertise: Advertise,
-    ) -> None:
+    def __init__(self, ledger: Ledger, *, advertise: Advertise) -> None:
         self._ledger = ledger
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.allocations}
-        self._order: list[CardId] | None = None
         self._kinds = {
             Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
             Advertise.REGION: frozenset({ResourceKind.REGION}),
@@ -86,75 +81,51 @@ class DeviceLists:
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""
-        self._renew()
+        for card in self._stale:
+            self._renew(card)
+        self._stale.clear()
         if (known := self._lists.get(resource)) is not None:
             return known
-        if self._order is None:
-            self._order = sorted(self._shares, key=device_order)
         listed: list[AdvertisedDevice] = []
-        for card in self._order:
+        for card in sorted(self._shares, key=device_order):
             listed += self._shares[card].get(resource, ())
         self._lists[resource] = tuple(listed)
         return self._lists[resource]
 
-    def _renew(self) -> None:
-        """Derive again what changed."""
-        for card in self._stale:
-            self._renew_card(card)
-        self._stale.clear()
-
-    def _renew_card(self, card: CardId) -> None:
+    def _renew(self, card: CardId) -> None:
         """Derive a card's share again, and forget the lists that it changes."""
         before, share = self._shares.get(card, {}), self._share(card)
         for resource in before.keys() | share.keys():
             if before.get(resource) != share.get(resource):
                 self._lists.pop(resource, None)
-        if bool(before) != bool(share):
-            self._order = None
         if share:
             self._shares[card] = share
         else:
             self._shares.pop(card, None)
 
     def _share(self, card_id: CardId) -> dict[ResourceName, tuple[AdvertisedDevice, ...]]:
-        ledger = self._ledger
-        card = ledger.cards.get(card_id)
-        listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+        ledger, card = self._ledger, self._ledger.cards.get(card_id)
         numa = None if card is None else card.numa_node
-        for allocation in ledger.allocations_on(card_id):
-            listed.setdefault(allocation.resource, {})[allocation.device] = AdvertisedDevice(
-                allocation.device, self._healthy(allocation.device, Stops.OWNER), numa
-            )
+        entries = [(c.resource, c.device, Stops.OWNER) for c in ledger.allocations_on(card_id)]
         if card is not None and card_id not in ledger.drained:
-            for resource, device in self._free(card):
-                listed.setdefault(resource, {})[device.id] = device
-        return {
-            resource: tuple(devices[d] for d in sorted(devices, key=device_order))
-            for resource, devices in listed.items()
+            entries += [(name, device, Stops.OFFER) for device, name in self._free(card)]
+        listed: defaultdict[ResourceName, list[AdvertisedDevice]] = defaultdict(list)
+        for resource, device, what in sorted(entries, key=lambda entry: device_order(entry[1])):
+            healthy = ledger.obstacles.first(device, what) is None
+            listed[resource].append(AdvertisedDevice(device, healthy, numa))
+        return {resource: tuple(devices) for resource, devices in listed.items()}
+
+    def _free(self, card: Card) -> Iterator[tuple[DeviceId, ResourceName]]:
+        """A card's devices without an owner, with the resource by which pods may ask for them."""
+        ledger, mode = self._ledger, self._ledger.mode(card.id)
+        devices = [] if mode is CardMode.WHOLE else [DeviceId(each.id) for each in card.regions]
+        if mode is CardMode.FREE:
+            devices.append(DeviceId(card.id))
+        named = {
+            device: name
+            for device in devices
+            if device not in ledger.allocations
+            and (name := ledger.naming.present_resource(device)) is not None
         }
-
-    def _free(self, card: Card) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
-        """A card's devices without an owner, by the resource under which pods may ask for them."""
-        ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
-        free = [region for region in card.regions if DeviceId(region.id) not in ledger.allocations]
-        if ResourceKind.AF in self._kinds:
-            for region in free if mode is not CardMode.WHOLE else ():
-                if (resource := ledger.naming.function_resource(region.id)) is not None:
-                    device = DeviceId(region.id)
-                    healthy = self._healthy(device, Stops.OFFER)
-                    yield resource, AdvertisedDevice(device, healthy, numa)
-            return
-        if not card.reprogrammable:
-            return
-        of_regions, of_card = ledger.naming.resources_of(card)
-        if mode is not CardMode.WHOLE and self._wanted(of_regions):
-            for region in free:
-                device = DeviceId(region.id)
-                healthy = self._healthy(device, Stops.OFFER)
-                yield of_regions, AdvertisedDevice(device, healthy, numa)
-        if mode is CardMode.FREE and of_card is not None and self._wanted(of_card):
-            whole = DeviceId(card.id)
-            yield of_card, AdvertisedDevice(whole, self._healthy(whole, Stops.OFFER), numa)
-
-    def _healthy(self, device: DeviceId, what: Stops) -> bool:
-        return self._ledger.obstacles.first(device, what) is None
+        wanted = set(filter(self._wanted, set(named.values())))
+        yield from ((device, name) for device, name in named.items() if name in wanted)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from fpga_plugin.errors import quote
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     AfuId,
     Alias,
@@ -62,31 +61,20 @@ def parse_region_id(text: str) -> RegionId:
     return RegionId(device)
 
 
-def resource_names(
-    prefix: str, card: Card, alias: Alias | None = None
-) -> tuple[ResourceName, ResourceName]:
-    """The resources of a card: its regions, and the card as a whole."""
-    return interface_names(prefix, card.interface_id, alias)
-
-
 @functools.lru_cache(maxsize=256)  # asked for each device of each Allocate
-def interface_names(
-    prefix: str, interface_id: InterfaceId, alias: Alias | None
+def resource_names(
+    prefix: str, interface_id: InterfaceId, alias: Alias | None = None
 ) -> tuple[ResourceName, ResourceName]:
-    """The resources of all cards of an interface id, by its alias where it has one."""
+    """The resources of an interface id's regions, and of its whole cards; by its alias, if any."""
     return (
         ResourceName(Resource(prefix, ResourceKind.REGION, interface_id, alias=alias).name),
         ResourceName(Resource(prefix, ResourceKind.WHOLE, interface_id, alias=alias).name),
     )
 
 
-def function_name(prefix: str, card: Card, afu_id: AfuId) -> ResourceName:
-    """The resource of those regions of a card that hold a preprogrammed function."""
-    return _function_name(prefix, card.interface_id, afu_id)
-
-
 @functools.lru_cache(maxsize=256)
-def _function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> ResourceName:
+def function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> ResourceName:
+    """The resource of those regions that hold a preprogrammed function."""
     return ResourceName(Resource(prefix, ResourceKind.AF, interface_id, afu_id).name)
 
 

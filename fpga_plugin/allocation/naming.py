@@ -23,7 +23,6 @@ from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     card_of,
     function_name,
-    interface_names,
     is_card,
     is_function,
     is_shells,
@@ -119,7 +118,7 @@ class Naming:
         afu_id, card = self.function(region), self._state.cards.get(card_of(region))
         if afu_id is None or card is None:
             return None
-        return function_name(self.prefix_of(card), card, afu_id)
+        return function_name(self.prefix_of(card), card.interface_id, afu_id)
 
     def name_function(self, change: Change, region: RegionId, afu_id: AfuId) -> None:
         """A function that a region turned out to hold is a resource from now on."""
@@ -130,7 +129,8 @@ class Naming:
                 (images.add if on else images.discard)(image.afu_id)
         if card is None or not self.serves_functions or self._owners_image(region, images):
             return
-        if (name := function_name(self.prefix_of(card), card, afu_id)) not in self._state.resources:
+        name = function_name(self.prefix_of(card), card.interface_id, afu_id)
+        if name not in self._state.resources:
             change.resources[name] = True
 
     def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName | None]:
@@ -140,7 +140,7 @@ class Naming:
             if meaning == AliasBinding(card.interface_id, current=True):
                 return name, None
         alias = self._state.aliases.get(card.interface_id)
-        return resource_names(self.prefix_of(card), card, alias)
+        return resource_names(self.prefix_of(card), card.interface_id, alias)
 
     def _vendors_name(self, card: Card) -> ResourceName | None:
         named = self._shells and card.vendor_resource
@@ -202,18 +202,12 @@ class Naming:
         if parts is None:
             return known_resource(name)
         if (meaning := self._state.alias_bindings.get(name)) is not None:
-            interface_id = meaning.interface_id
-        else:
-            cards = (
-                card_of(c.device) for c in self._state.allocations.values() if c.resource == name
-            )
-            card = next(
-                (self._state.cards[card] for card in cards if card in self._state.cards), None
-            )
-            if card is None:
-                return None
-            interface_id = card.interface_id
-        return parts.of(interface_id)
+            return parts.of(meaning.interface_id)
+        for allocation in self._state.allocations.values():
+            card = self._state.cards.get(card_of(allocation.device))
+            if allocation.resource == name and card is not None:
+                return parts.of(card.interface_id)
+        return None
 
     def named_resource(self, name: ResourceName) -> Resource:
         """The same, for the resource of an allocation.
@@ -285,28 +279,27 @@ class Naming:
         meant: dict[ResourceName, InterfaceId] = {}
         domains = {self.prefix, *map(self.prefix_of, self._state.cards.values())}
         for interface_id, alias in aliases.items():
-            named = [n for each in domains for n in interface_names(each, interface_id, alias)]
+            named = [n for each in domains for n in resource_names(each, interface_id, alias)]
             others = [name for name in named if name in held and self._means(name) != interface_id]
             if others:
                 waiting[interface_id] = (alias, others[0])
             else:
                 meant |= dict.fromkeys(named, interface_id)
-        change = Change()
-        for name, meaning in self._state.alias_bindings.items():
-            if name not in meant and not is_shells(name):
-                kept = replace(meaning, current=False) if name in held else None
-                if kept != meaning:
-                    change.alias_bindings[name] = kept
-        for name, interface_id in meant.items():
-            if self._state.alias_bindings.get(name) != (
-                meaning := AliasBinding(interface_id, current=True)
-            ):
-                change.alias_bindings[name] = meaning
+        known = self._state.alias_bindings
+        bindings: dict[ResourceName, AliasBinding | None] = {
+            name: replace(meaning, current=False) if name in held else None
+            for name, meaning in known.items()
+            if not is_shells(name)
+        }
+        bindings |= {name: AliasBinding(of, current=True) for name, of in meant.items()}
+        change = Change(
+            alias_bindings={name: now for name, now in bindings.items() if known.get(name) != now}
+        )
         called = {interface_id: aliases[interface_id] for interface_id in meant.values()}
         for card in self._state.cards.values():
             by_shell = self.resources_of(card)[1] is None
             if card.reprogrammable and not by_shell and not self.serves_functions:
-                names = interface_names(
+                names = resource_names(
                     self.prefix_of(card), card.interface_id, called.get(card.interface_id)
                 )
                 change.resources |= dict.fromkeys(set(names) - self._state.resources, True)

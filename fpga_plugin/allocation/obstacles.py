@@ -36,9 +36,11 @@ AnyId: TypeAlias = DeviceId | RegionId | CardId
 """A region's id and a card's are those of their devices."""
 
 ANOTHER_POD: Final = "the pod's controller makes a new pod, which is placed again"
+NEW_POD: Final = f"{DELETE_THE_POD}, or {ASK_THE_OPERATOR}"
 OPERATOR_ENDS_IT: Final = f"{ANOTHER_POD}; or {ASK_THE_OPERATOR}, who can end that"
 RUNBOOK: Final = "see docs/runbook.md"
 STATUS: Final = "see `fpga-plugin status`"
+LOG_SAYS: Final = "the plugin's log says what keeps it from reading them"
 PROCESSES: Final = "see why that pod's processes do not end"
 
 
@@ -342,16 +344,15 @@ class Obstacles:
             yield Obstacle(
                 ObstacleKind.MEMORY, f"card {card.id}", "has memory that is not cleared yet"
             )
-        if self._naming.serves_functions or not card.reprogrammable:
+        if not card.reprogrammable:
+            why = "cannot be reconfigured partially: its image is in its flash"
+            yield Obstacle(ObstacleKind.FIXED, f"card {card.id}", why, operator=FUNCTIONS_HINT)
+        elif self._naming.serves_functions:
             yield Obstacle(
                 ObstacleKind.FIXED,
                 f"card {card.id}",
-                "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)"
-                if card.reprogrammable
-                else "cannot be reconfigured partially: its image is in its flash",
-                operator="set another FPGA_PLUGIN_ADVERTISE to program its regions"
-                if card.reprogrammable
-                else FUNCTIONS_HINT,
+                "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)",
+                operator="set another FPGA_PLUGIN_ADVERTISE to program its regions",
             )
 
     def _of_mode(self, device: DeviceId) -> Iterator[Obstacle]:
@@ -370,17 +371,11 @@ class Obstacles:
         self, device: DeviceId, card: Card | None, regions: tuple[Region, ...]
     ) -> Iterator[Obstacle]:
         if card is None:
-            subject = f"card {card_of(device)}"
-            if (problem := self._state.problems.get(card_of(device))) is None:
-                yield Obstacle(ObstacleKind.GONE, subject, "is gone", MAY_COME_BACK)
-                return
-            yield Obstacle(
-                ObstacleKind.GONE,
-                subject,
-                f"is not served: {problem.message}",
-                f"{DELETE_THE_POD}, or {ASK_THE_OPERATOR}",
-                problem.hint,
-            )
+            problem = self._state.problems.get(card_of(device))
+            why, tenant, operator = "is gone", MAY_COME_BACK, ""
+            if problem is not None:
+                why, tenant, operator = f"is not served: {problem.message}", NEW_POD, problem.hint
+            yield Obstacle(ObstacleKind.GONE, f"card {card_of(device)}", why, tenant, operator)
         elif is_card(device) and not card.complete:
             yield Obstacle(
                 ObstacleKind.INCOMPLETE,
@@ -396,14 +391,13 @@ class Obstacles:
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
         if (hold := debug_holds.in_force(state, region.id)) is not None:
-            end = f"`fpga-plugin card release {region.card}`"
             why = debug_holds.words(hold)
             yield Obstacle(
                 ObstacleKind.KEPT,
                 subject,
                 f"is {why}",
                 OPERATOR_ENDS_IT,
-                f"{end} ends that",
+                f"`fpga-plugin card release {region.card}` ends that",
                 cause=why,
             )
         record, fault = state.record(region.id), state.failing.get(region.id)
@@ -420,24 +414,15 @@ class Obstacles:
         one = min(strangers, key=lambda each: each.left)
         node = next((node for node in one.nodes if node in region.grant.nodes), "the device number")
         subject = f"{node} of region {region.id}"
-        if not one.left:
-            hint = f"delete the pod that holds {one.region}"
-            yield Obstacle(
-                ObstacleKind.STRANGER,
-                subject,
-                f"is also open to the pod that was given {one.region} before the device numbers"
-                " changed",
-                hint,
-                hint,
+        if one.left:
+            who, hint = (
+                f"pod {one.pod}, which was given it as {one.region} and may still run",
+                PROCESSES,
             )
-            return
-        yield Obstacle(
-            ObstacleKind.STRANGER,
-            subject,
-            f"is also open to pod {one.pod}, which was given it as {one.region} and may still run",
-            PROCESSES,
-            PROCESSES,
-        )
+        else:
+            who = f"the pod that was given {one.region} before the device numbers changed"
+            hint = f"delete the pod that holds {one.region}"
+        yield Obstacle(ObstacleKind.STRANGER, subject, f"is also open to {who}", hint, hint)
 
     def _of_owner(self, device: DeviceId) -> Iterator[Obstacle]:
         state, whole = self._state, is_card(device)
@@ -471,23 +456,18 @@ class Obstacles:
             yield Obstacle(ObstacleKind.REBINDING, f"the driver of card {card}", "is being rebound")
         # For an owned device too: in a damaged journal, the allocation may have ended long ago.
         if card in state.unreconciled:
-            yield Obstacle(
-                ObstacleKind.UNRECONCILED,
-                f"who has card {card}",
-                f"is not known: {state.resource_claims_unknown or NOT_READ}",
-                LEAVE_DRA if state.resource_claims_unknown else ANOTHER_POD,
-                LEAVE_DRA
-                if state.resource_claims_unknown
-                else "the plugin's log says what keeps it from reading them",
-            )
+            why, tenant, operator = NOT_READ, ANOTHER_POD, LOG_SAYS
+            if state.resource_claims_unknown:
+                why, tenant, operator = state.resource_claims_unknown, LEAVE_DRA, LEAVE_DRA
+            why = f"is not known: {why}"
+            yield Obstacle(ObstacleKind.UNRECONCILED, f"who has card {card}", why, tenant, operator)
         if card in state.drained:
-            end = f"`fpga-plugin card undrain {card}`"
             yield Obstacle(
                 ObstacleKind.DRAINED,
                 subject,
                 "is being taken out of service",
                 OPERATOR_ENDS_IT,
-                f"{end} ends that",
+                f"`fpga-plugin card undrain {card}` ends that",
             )
 
     def _of_contents(self, region: Region) -> Iterator[Obstacle]:
@@ -525,7 +505,7 @@ def _faulted(kind: ObstacleKind, subject: str, cause: str, hint: str = "") -> Ob
         kind,
         subject,
         f"is faulted: {cause}",
-        f"{DELETE_THE_POD}, or {ASK_THE_OPERATOR}",
+        NEW_POD,
         hint or RUNBOOK,
         cause,
     )

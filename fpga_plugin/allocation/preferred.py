@@ -22,29 +22,16 @@ Unknown ids come last and are no error: on an error kubelet fails the pod for go
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.allocation.journal.records import CardMode
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.allocation.neighbours import NO_RINGS, Rings, adjacent
 from fpga_plugin.ids import CardId, DeviceId, device_order
 
 MAX_NODE_SETS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What is taken already: its cards and NUMA nodes cost nothing more.
-
-    `required` are the cards of which a device must be included: they count as partitioned.
-    """
-
-    required: frozenset[CardId]
-    cards: frozenset[CardId]
-    nodes: frozenset[int | None]
 
 
 def preferred(
@@ -65,7 +52,8 @@ def preferred(
     taken = list(dict.fromkeys(must_include))[: max(size, 0)]
     offered = [text for text in dict.fromkeys(available) if text not in set(taken)]
     fixed = [known[DeviceId(text)] for text in taken if DeviceId(text) in known]
-    required = frozenset(card_of(device.id) for device in fixed)
+    opened = {card_of(device.id) for device in fixed}
+    opened |= {card_of(device) for device in ledger.allocations if not is_card(device)}
     groups: dict[tuple[bool, bool], list[AdvertisedDevice]] = {}
     for text in offered:
         if (device := known.get(DeviceId(text))) is not None:
@@ -78,7 +66,7 @@ def preferred(
         chosen = groups[rank]
         if len(chosen) > missing:
             row = adjacent(rings, chosen, fixed, missing)
-            chosen = _choose(ledger, chosen, required, fixed, missing) if row is None else row
+            chosen = _choose(chosen, opened, fixed, missing) if row is None else row
         taken += [device.id for device in sorted(chosen, key=_order)]
         fixed += chosen
     unknown = sorted(text for text in offered if DeviceId(text) not in known)
@@ -90,26 +78,31 @@ def _order(device: AdvertisedDevice) -> tuple[object, ...]:
 
 
 def _choose(
-    ledger: Ledger,
     group: Sequence[AdvertisedDevice],
-    required: frozenset[CardId],
+    opened: Collection[CardId],
     fixed: Sequence[AdvertisedDevice],
     missing: int,
 ) -> list[AdvertisedDevice]:
-    """The best `missing` of a group that has more."""
-    taken = _Taken(
-        required,
-        frozenset(card_of(device.id) for device in fixed),
-        frozenset(device.numa_node for device in fixed),
-    )
+    """The best `missing` of a group that has more.
+
+    `opened` cards are partitioned, or count as such. What is `fixed` is taken already: its cards
+    and NUMA nodes cost nothing more.
+    """
+    free = {card_of(device.id) for device in fixed}
     group = sorted(group, key=_order)
     index = {device.id: number for number, device in enumerate(group)}
     best: tuple[tuple[object, ...], list[AdvertisedDevice]] | None = None
-    for nodes in _node_sets(group, taken, missing):
-        chosen = _from_nodes(ledger, [d for d in group if d.numa_node in nodes], taken, missing)
-        cards = {card_of(device.id) for device in chosen}
-        opened = sum(_open(ledger, taken, card_of(device.id)) for device in chosen)
-        rank = (-opened, len(cards - taken.cards), [index[device.id] for device in chosen])
+    for nodes in _node_sets(group, {device.numa_node for device in fixed}, missing):
+        there = [device for device in group if device.numa_node in nodes]
+        on_open = [device for device in there if card_of(device.id) in opened]
+        if len(on_open) >= missing:
+            chosen = _from_few_cards(on_open, free, missing)
+        else:
+            others = [device for device in there if card_of(device.id) not in opened]
+            chosen = on_open + _from_few_cards(others, free, missing - len(on_open))
+            chosen.sort(key=_order)
+        more = len({card_of(device.id) for device in chosen} - free)
+        rank = (-min(len(on_open), missing), more, [index[device.id] for device in chosen])
         if best is None or rank < best[0]:
             best = rank, chosen
     assert best is not None, "the group has enough devices, so some set of nodes has"
@@ -117,12 +110,12 @@ def _choose(
 
 
 def _node_sets(
-    group: Sequence[AdvertisedDevice], taken: _Taken, missing: int
+    group: Sequence[AdvertisedDevice], taken: AbstractSet[int | None], missing: int
 ) -> Iterable[frozenset[int | None]]:
     """The smallest sets of NUMA nodes, beside those that are taken, that can give enough."""
     have = Counter(device.numa_node for device in group)
-    left = missing - sum(number for node, number in have.items() if node in taken.nodes)
-    others = [node for node, _ in have.most_common() if node not in taken.nodes]
+    left = missing - sum(number for node, number in have.items() if node in taken)
+    others = [node for node, _ in have.most_common() if node not in taken]
     fewest = 0
     while left > sum(have[node] for node in others[:fewest]):
         fewest += 1
@@ -130,26 +123,11 @@ def _node_sets(
     sets = itertools.islice(itertools.combinations(others, fewest), MAX_NODE_SETS)
     for nodes in sets:
         if sum(have[node] for node in nodes) >= left:
-            yield taken.nodes | frozenset(nodes)
-
-
-def _open(ledger: Ledger, taken: _Taken, card: CardId) -> bool:
-    return card in taken.required or ledger.mode(card) is CardMode.PARTITIONED
-
-
-def _from_nodes(
-    ledger: Ledger, devices: Sequence[AdvertisedDevice], taken: _Taken, missing: int
-) -> list[AdvertisedDevice]:
-    """As many as possible from cards that are open already, the rest from few other cards."""
-    opened = [d for d in devices if _open(ledger, taken, card_of(d.id))]
-    closed = [d for d in devices if not _open(ledger, taken, card_of(d.id))]
-    if len(opened) >= missing:
-        return _from_few_cards(opened, taken.cards, missing)
-    return sorted(opened + _from_few_cards(closed, taken.cards, missing - len(opened)), key=_order)
+            yield frozenset(taken) | frozenset(nodes)
 
 
 def _from_few_cards(
-    devices: Sequence[AdvertisedDevice], free: frozenset[CardId], missing: int
+    devices: Sequence[AdvertisedDevice], free: AbstractSet[CardId], missing: int
 ) -> list[AdvertisedDevice]:
     """The smallest ids that can be had from the fewest cards, those of `free` not counted.
 

@@ -55,13 +55,17 @@ class CardQueue:
 
     Args:
         interval: the longest wait in seconds between two looks at a card that has to wait.
+
+    Attributes:
+        synced: kubelet's records show what is in use: work that had begun may go on.
+        instance: a number that differs between any two kubelet instances, even if both are synced.
     """
 
     def __init__(self, *, interval: float) -> None:
         self.interval = interval
         self._worker: CardWorker | None = None
-        self._synced = False
-        self._instance = 0
+        self.synced = False
+        self.instance = 0
         self._closing = False
         self._added: set[CardId] = set()  # ever: `sync` looks at all of them
         self._tasks: dict[CardId, asyncio.Task[None]] = {}
@@ -73,30 +77,20 @@ class CardQueue:
         self._worker = worker
 
     @property
-    def synced(self) -> bool:
-        """Whether kubelet's records show what is in use: work that had begun may go on."""
-        return self._synced
-
-    @property
-    def instance(self) -> int:
-        """A number that differs between any two kubelet instances, even if both are synced."""
-        return self._instance
-
-    @property
     def open(self) -> bool:
         """Whether work may begin."""
-        return self._synced and not self._closing
+        return self.synced and not self._closing
 
     def sync(self) -> None:
         """Kubelet's records were read: look at every card."""
-        self._synced = True
+        self.synced = True
         for card in tuple(self._added):
             self.add(card)
 
     def unsync(self) -> None:
         """Another kubelet instance: what is in use is unknown."""
-        self._synced = False
-        self._instance += 1
+        self.synced = False
+        self.instance += 1
 
     def busy(self, card: CardId) -> bool:
         """Whether a task looks at the card, or waits to look at it again."""

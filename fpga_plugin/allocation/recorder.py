@@ -105,20 +105,15 @@ class EventRecorder:
         """A pod uses a failed device, and the cluster does not evict it."""
         self._tell(identity, devices, "FpgaPodNotEvicted", message)
 
-    def debugged(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
-        """What becomes of the region of a pod that is debugged."""
-        if self._events is not None:
-            self._about_pod(pod, name, reason, note)
-
     def _tell(
         self, identity: Identity, devices: Sequence[DeviceId], reason: str, note: str
     ) -> None:
         """Make the pod's Event, once its name is known."""
         if self._events is None or identity.pod is None:
-            return
+            return  # no name is looked up for nothing
         name = identity.name or self._pods.known(identity.pod)
         if name is not None:
-            self._about_pod(identity.pod, name, reason, note)
+            self.about_pod(identity.pod, name, reason, note)
         elif len(self._lookups) < MAX_LOOKUPS:
             task = asyncio.create_task(self._look_up(identity.pod, devices, reason, note))
             self._lookups.add(task)
@@ -132,19 +127,13 @@ class EventRecorder:
             name = await self._pods.holder(devices)
         except FpgaPluginError:
             return
-        self._about_pod(pod, name, reason, note)
+        self.about_pod(pod, name, reason, note)
 
-    def _about_pod(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
-        assert self._events is not None, "asked for before"
-        self._events.record(
-            Event(
-                Subject("Pod", name.name, name.namespace, pod),
-                reason,
-                "Programming",
-                note,
-                warning=True,
-            )
-        )
+    def about_pod(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
+        """Something happened to a pod's FPGA."""
+        if self._events is not None:
+            subject = Subject("Pod", name.name, name.namespace, pod)
+            self._events.record(Event(subject, reason, "Programming", note, warning=True))
 
     def missed_prestart(
         self,
@@ -157,22 +146,13 @@ class EventRecorder:
 
         `unscrubbed`: devices on which something of an earlier pod was left.
         """
-        if self._events is not None:
-            what = f"{', '.join(sorted(devices)[:3])} not programmed again; restart the container"
-            what += " if that matters"
-            if unscrubbed:
-                what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"
-                what += " delete the pod"
-            self._events.record(
-                Event(
-                    Subject("Pod", pod.name, pod.namespace, pod.uid),
-                    "FpgaNotProgrammed",
-                    "Programming",
-                    f"container {container} was started without PreStart after kubelet's restart:"
-                    f" {what}",
-                    warning=True,
-                )
-            )
+        what = f"{', '.join(sorted(devices)[:3])} not programmed again; restart the container"
+        what += " if that matters"
+        if unscrubbed:
+            what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"
+            what += " delete the pod"
+        note = f"container {container} was started without PreStart after kubelet's restart: {what}"
+        self.about_pod(pod.uid, pod.full_name, "FpgaNotProgrammed", note)
 
     def card_failed(self, card: CardId, reason: str) -> None:
         """A card, or a region of it, must not be used."""

@@ -23,12 +23,8 @@ def release(
     Raises:
         JournalError: nothing has ended.
     """
-    allocations = {DeviceId(text): ledger.allocations.get(DeviceId(text)) for text in ids}
-    pods = {
-        device: allocation.pod
-        for device, allocation in allocations.items()
-        if allocation is not None and allocation.resource == resource
-    }
+    allocations = ledger.allocations_of(map(DeviceId, ids))
+    pods = {one.device: one.pod for one in allocations if one.resource == resource}
     released = ledger.device_plugin.release(pods)
     for device in released:
         log.info("released", device=device, resource=resource, pod=pods[device])

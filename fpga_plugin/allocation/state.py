@@ -99,11 +99,12 @@ class State:
         for listener in tuple(self._listeners):
             listener(card)
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: Change, seen: Iterable[CardId] = ()) -> None:
         """Make a change, in memory and in the journal; an empty one writes what is still unwritten.
 
         Earlier changes that could not be written are written with it, in one transaction. No change
-        that gives trust, no work on hardware and no hand-over goes ahead of them.
+        that gives trust, no work on hardware and no hand-over goes ahead of them. `seen`: cards of
+        which this process sees something new that no journal has.
 
         Raises:
             JournalError: nothing was written; the part that takes trust away holds all the same.
@@ -119,7 +120,7 @@ class State:
                 self._unwritten = Change()
                 concerned |= self.apply(giving)
         finally:
-            for card in concerned:
+            for card in concerned.union(seen):
                 self.notify(card)
 
     def doubt(self, change: Change) -> None:
@@ -200,19 +201,14 @@ class State:
 
     def _apply_claim_owners(self, change: Change) -> set[CardId]:
         """Apply owners of ResourceClaims; returns the cards whose owners changed."""
-        cards: set[CardId] = set()
-        for uid, owner in change.claim_owners.items():
-            before = self.claim_owners.pop(uid, None)
-            for device in () if before is None else before.devices:
-                if self._claim_owner_of.get(device) == uid:
-                    del self._claim_owner_of[device]
-            if owner is not None:
-                self.claim_owners[uid] = owner
-                if not owner.ended:
-                    self._claim_owner_of |= dict.fromkeys(owner.devices, uid)
-            both = (one for one in (before, owner) if one is not None)
-            cards |= {card_of(device) for one in both for device in one.devices}
-        return cards
+        if not change.claim_owners:
+            return set()
+        changed = [self.claim_owners.get(uid) for uid in change.claim_owners]
+        changed += change.claim_owners.values()
+        _put(self.claim_owners, change.claim_owners)
+        in_force = [owner for owner in self.claim_owners.values() if not owner.ended]
+        self._claim_owner_of = {device: one.uid for one in in_force for device in one.devices}
+        return {card_of(device) for one in changed if one is not None for device in one.devices}
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
         """Every owner of these cards that kubelet's records name is adopted."""
@@ -267,11 +263,13 @@ class State:
         """Allocations on the card or on any of its regions."""
         return list(self._by_card.get(card, {}).values())
 
+    def allocations_of(self, devices: Iterable[DeviceId]) -> tuple[Allocation, ...]:
+        """The allocations of those devices that have one."""
+        return tuple(self.allocations[each] for each in devices if each in self.allocations)
+
     def lease(self, devices: Iterable[DeviceId]) -> Lease:
         """A lease on the present allocations of these devices."""
-        allocations = tuple(
-            allocation for d in devices if (allocation := self.allocations.get(d)) is not None
-        )
+        allocations = self.allocations_of(devices)
         numbers = frozenset((allocation.device, allocation.number) for allocation in allocations)
         return Lease(numbers, allocations, self.allocations)
 
@@ -313,18 +311,12 @@ class State:
         Those by a present node of such a region are among them.
         """
         mine, present = set(but), self.cards.get(card)
-        by_region = (
-            one
-            for one in self.tenancies.values()
-            if card_of(one.region) == card and one.region not in mine
-        )
-        by_node = (
-            one
-            for region in (() if present is None else present.regions)
-            if region.id not in mine
-            for one in self.strangers(region)
-        )
-        return [one for one in (*by_region, *by_node) if one.left]
+        on = [one for one in self.tenancies.values() if card_of(one.region) == card]
+        found = [one for one in on if one.region not in mine]
+        for region in present.regions if present is not None else ():
+            if region.id not in mine:
+                found += self.strangers(region)
+        return [one for one in found if one.left]
 
     def strangers(self, region: Region) -> list[Tenancy]:
         """Tenancies with a present node of this region, given for another region (invariant 10).
@@ -333,17 +325,10 @@ class State:
         the card's own nodes have now match for any region.
         """
         region = self.region(region.id) or region
-        card = self.cards.get(region.card)
-        found = [one for way in _ways_to(region) for one in self.tenancies.by(way)]
-        guarded = () if card is None else card.guarded
-        return list(
-            dict.fromkeys(
-                (
-                    *(one for one in found if one.region != region.id),
-                    *(one for number in guarded for one in self.tenancies.by(number)),
-                )
-            )
-        )
+        card, by = self.cards.get(region.card), self.tenancies.by
+        found = [one for way in _ways_to(region) for one in by(way) if one.region != region.id]
+        found += [one for number in (card.guarded if card else ()) for one in by(number)]
+        return list(dict.fromkeys(found))
 
     def numbers_of(self, grant: Grant) -> Iterator[DeviceNumber]:
         """The numbers that a grant's nodes have now, where a present card shows them."""
@@ -355,18 +340,8 @@ class State:
 
     def pods_of(self, devices: Iterable[DeviceId]) -> frozenset[PodUid]:
         """Known pods that use devices by their present allocations."""
-        allocations = (
-            allocation
-            for device in devices
-            if (allocation := self.allocations.get(device)) is not None
-        )
-        users = (
-            one
-            for allocation in allocations
-            for one in self.tenancies.users(allocation)
-            if not one.left
-        )
-        return frozenset(one.pod for one in users if one.pod is not None)
+        users = (one for each in self.allocations_of(devices) for one in self.tenancies.users(each))
+        return frozenset(one.pod for one in users if one.pod is not None and not one.left)
 
     def allocation_of(self, key: TenancyKey) -> Allocation | None:
         """The allocation of a tenancy; None: it ended."""
@@ -393,13 +368,7 @@ class State:
         mine = set(regions)
         if card in self.unreconciled or debug_holds.on(self, card, but=mine):
             return True
-        whole = self.card_allocation(card)
-        for allocation in self.allocations_on(card):
-            if allocation is not whole and RegionId(allocation.device) not in mine:
-                return True
-        if whole is None:
-            return False
-        return any(region not in mine for region in whole.grants)
+        return any(not mine.issuperset(one.grants) for one in self.allocations_on(card))
 
     def others_clean(self, card: Card, regions: Iterable[RegionId]) -> bool:
         """Whether no region of the card but `regions` can still write its memory."""

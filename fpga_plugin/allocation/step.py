@@ -1,5 +1,6 @@
 """A step of the ledger while it is made: its change, and what several steps share."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.state import State
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import AfuId, DeviceId, RegionId
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 WORKED_ON = frozenset({Condition.FAULTED, Condition.SCRUBBING})
@@ -34,10 +35,12 @@ class Step:
     def __init__(self, state: State, change: Change | None = None) -> None:
         self._state = state
         self.change = Change() if change is None else change
+        self._ends: Counter[str] = Counter()
 
-    def commit(self) -> None:
-        """Make the change; see `State.commit`."""
-        self._state.commit(self.change)
+    def commit(self, seen: Iterable[CardId] = ()) -> None:
+        """Make the change; see `State.commit`. Then the allocations that it ended are counted."""
+        self._state.commit(self.change, seen)
+        self._state.ends += self._ends
 
     def record(self, region: RegionId) -> RegionRecord:
         """A region's condition, as this step leaves it."""
@@ -137,9 +140,19 @@ class Step:
             device, self._state.pending_poststops.get(device, 0)
         )
 
-    def release(self, allocation: Allocation) -> None:
-        """End an allocation, with the tenancies on its regions; used ones wait for their pods."""
+    def start(self, allocation: Allocation) -> None:
+        """Its owner's containers may have the device from now on."""
+        self.use(self._state.tenancies.users(allocation))
+        if not allocation.started:
+            self.change.allocations[allocation.device] = replace(allocation, started=True)
+
+    def release(self, allocation: Allocation, cause: str = "released") -> None:
+        """End an allocation, with the tenancies on its regions; used ones wait for their pods.
+
+        `cause`: under which it is counted (`State.ends`).
+        """
         state, change = self._state, self.change
+        self._ends[cause] += 1
         # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
         unseen = 0 if state.countable(allocation) else 1
         change.allocations[allocation.device] = None
@@ -149,9 +162,8 @@ class Step:
         users = state.tenancies.users(allocation)
         used = {one.region for one in users if one.used}
         if allocation.used and state.claim_owner_of(allocation.device) is not None:
-            used |= (
-                allocation.grants.keys()
-            )  # pods of a ResourceClaim that used it may be forgotten
+            # Pods of a ResourceClaim that used it may be forgotten.
+            used |= allocation.grants.keys()
         # For a pod that was never known, kubelet's word has to do.
         self.end(one for one in users if not one.used or one.pod is None)
         change.tenancies |= {

@@ -134,19 +134,24 @@ class WorkSteps:
             self._naming.name_function(step.change, region, afu_id)
         step.commit()
 
-    def programmed(self, region: RegionId, afu_id: AfuId) -> None:
-        """Mark a region programmed for its present owner: scrubbed before, and verified.
+    def programmed(self, region: RegionId, afu_id: AfuId, *, by_hand: bool = False) -> None:
+        """Mark a region programmed: scrubbed before, and verified.
+
+        It is for its present owner, or `by_hand` for the operator. Then it has no owner and gets
+        none, as its card is drained; when the drain ends, it is DIRTY.
 
         Raises:
             NotFinishedError: something came between since the work began.
         """
-        record = self._state.record(region)
-        begun = self._check_undisturbed(record)
+        begun = self._check_undisturbed(self._state.record(region))
         allocation = self._state.region_allocation(region)
-        if allocation is None or allocation.number != begun.number:
+        if by_hand:
+            if card_of(region) not in self._state.drained or allocation is not None:
+                raise _disturbed(region, "its card is in service again")
+        elif allocation is None or allocation.number != begun.number:
             raise _disturbed(region, "its owner left")
         step = Step(self._state)
-        step.mark([region], Condition.PROGRAMMED, "", afu_id)
+        step.mark([region], Condition.PROGRAMMED, BY_HAND if by_hand else "", afu_id)
         step.end(self._done_with(region, allocation))
         step.commit()
 
@@ -172,27 +177,6 @@ class WorkSteps:
         step = Step(self._state)
         present = (self._state.tenancies.get(one.key) for one in tenancies)
         step.end([one for one in present if one is not None and one.left])
-        step.commit()
-
-    def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
-        """Mark a region programmed for the operator: scrubbed before, and verified.
-
-        The region has no owner and gets none: its card is drained. When the drain ends, it is
-        DIRTY.
-
-        Raises:
-            NotFinishedError: something came between since the work began.
-        """
-        record = self._state.record(region)
-        self._check_undisturbed(record)
-        if (
-            card_of(region) not in self._state.drained
-            or self._state.region_allocation(region) is not None
-        ):
-            raise _disturbed(region, "its card is in service again")
-        step = Step(self._state)
-        step.mark([region], Condition.PROGRAMMED, BY_HAND, afu_id)
-        step.end(self._state.tenancies.left(region))
         step.commit()
 
     def _check_undisturbed(self, record: RegionRecord) -> Begun:

@@ -208,7 +208,7 @@ class HandProgrammer:
             await work.scrub([region], blank)
             await operations.clear_memory(card, work.reports)
             clock = await work.program(region, bitstream, DriverSettings())
-            ledger.work.programmed_by_hand(region.id, bitstream.afu_id)
+            ledger.work.programmed(region.id, bitstream.afu_id, by_hand=True)
         log.info(
             "region programmed by hand",
             region=region.id,

@@ -340,7 +340,7 @@ class Debugging:
             failure=debug.failure,
         )
         reason = "FpgaRegionKept" if kept else "FpgaRegionNotKept"
-        self._recorder.debugged(debug.pod, PodName(debug.namespace, debug.name), reason, note)
+        self._recorder.about_pod(debug.pod, PodName(debug.namespace, debug.name), reason, note)
 
 
 def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:

@@ -164,9 +164,9 @@ def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
         if names_shells(settings) and seen.card.vendor_resource:
             return (ResourceName(seen.card.vendor_resource),)
         alias = seen.alias if names_interfaces(settings) else None
-        return resource_names(prefix, seen.card, alias)
+        return resource_names(prefix, seen.card.interface_id, alias)
     found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
-    return tuple(function_name(prefix, seen.card, one) for one in sorted(found))
+    return tuple(function_name(prefix, seen.card.interface_id, one) for one in sorted(found))
 
 
 def function_view(one: PciFunction) -> FunctionView:

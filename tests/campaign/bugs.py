@@ -109,8 +109,8 @@ BUGS = {
     ),
     "owners-leave-the-list": Bug(
         "allocation/lists.py",
-        "allocation.device, self._healthy(allocation.device, Stops.OWNER), numa\n",
-        "allocation.device, self._healthy(allocation.device, Stops.OFFER), numa\n",
+        "(c.resource, c.device, Stops.OWNER)",
+        "(c.resource, c.device, Stops.OFFER)",
         "3",
     ),
     "lost-log-believed": Bug(

@@ -223,7 +223,7 @@ def table(
         if card.id in ledger.drained:
             continue
         alias = ledger.aliases.get(card.interface_id)
-        of_regions, of_card = resource_names(PREFIX, card, alias)
+        of_regions, of_card = resource_names(PREFIX, card.interface_id, alias)
         allocations = [c for c in ledger.allocations.values() if card_of(c.device) == card.id]
         whole = any(is_card(c.device) for c in allocations)
         if not whole and advertise is not Advertise.WHOLE:

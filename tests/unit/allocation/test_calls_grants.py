@@ -19,7 +19,7 @@ P0, P1 = device(CARD, 0), device(CARD, 1)
 R0, R1 = RegionId(P0), RegionId(P1)
 Q0 = device(OTHER, 0)
 POD = PodUid("pod-a")
-CARDS = resource_names("fpga.intel.com", CARD)[1]
+CARDS = resource_names("fpga.intel.com", CARD.interface_id)[1]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_what_is_not_served_is_no_resource() -> None:
         prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="", functions=True
     )
     found(ledger, CARD, AFU)
-    assert ledger.resources == {function_name(PREFIX, CARD, AFU)}
+    assert ledger.resources == {function_name(PREFIX, CARD.interface_id, AFU)}
     ledger, _ = make_ledger()
     found(ledger, replace(CARD, reprogrammable=False))
     assert not {REGIONS, WHOLE} & ledger.resources

@@ -732,7 +732,7 @@ def test_a_card_with_another_interface_id_has_another_resource_and_dirty_regions
     ledger.device_plugin.allocate(REGIONS, [P0])
     found(ledger, replace(CARD, interface_id=OTHER_INTERFACE))
     assert {condition(ledger, r) for r in (R0, R1)} == {Condition.DIRTY}
-    other, _ = resource_names("fpga.intel.com", ledger.cards[CARD.id])
+    other, _ = resource_names("fpga.intel.com", ledger.cards[CARD.id].interface_id)
     assert ledger.naming.device_resource(P0) == REGIONS, "as long as its allocation lasts"
     assert ledger.naming.device_resource(P1) == other
     assert {REGIONS, WHOLE, other} <= ledger.resources

@@ -79,7 +79,7 @@ def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> N
     ledger.device_plugin.release([P0])
     ledger.work.working([R0])
     ledger.work.clean(R0, AFU, blank=False)
-    function = function_name(PREFIX, CARD, AFU)
+    function = function_name(PREFIX, CARD.interface_id, AFU)
     for _ in range(2):  # the second pod's Allocate ends the first one's allocation
         (allocation,) = ledger.device_plugin.allocate(function, [P0])
         start(ledger, P0, program=False)
@@ -365,7 +365,7 @@ def test_what_an_adopted_allocation_may_have_used_is_dirty(
         ledger.hardware.set_drained(CARD.id, drained=True)
         ledger.work.working([R0])
         if before is Condition.PROGRAMMED:
-            ledger.work.programmed_by_hand(R0, AFU)
+            ledger.work.programmed(R0, AFU, by_hand=True)
     ledger.device_plugin.adopt(REGIONS, P0, POD_A, {})
     assert condition(ledger) is after
 
@@ -416,7 +416,7 @@ def test_whoever_gets_a_region_after_its_former_owner_is_gone_ends_his_tenancy(
     if by == "hand":
         ledger.hardware.set_drained(CARD.id, drained=True)
         ledger.work.working([R0])
-        ledger.work.programmed_by_hand(R0, AFU)
+        ledger.work.programmed(R0, AFU, by_hand=True)
         assert ledger.record(R0).reason == BY_HAND
     else:
         own(ledger, P0, POD_B)
@@ -437,7 +437,7 @@ def test_what_an_operator_programs_is_his_only_on_a_drained_card_that_nobody_tou
     if hindrance == "disturbed":
         ledger.work.dirty([R0], "the card went")
     with pytest.raises(NotFinishedError):
-        ledger.work.programmed_by_hand(R0, AFU)
+        ledger.work.programmed(R0, AFU, by_hand=True)
     assert condition(ledger) is not Condition.PROGRAMMED
 
 

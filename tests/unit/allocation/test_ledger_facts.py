@@ -343,7 +343,7 @@ def test_a_region_of_which_a_lost_journal_may_have_told_is_no_function_and_its_n
     )
     ledger = functions(journal)
     ledger.hardware.card_found(CARD, {R0: AFU, R1: BLANK}, None)
-    assert ledger.resources == {function_name(PREFIX, CARD, AFU)}
+    assert ledger.resources == {function_name(PREFIX, CARD.interface_id, AFU)}
     assert ledger.images == {R1: {None}}
 
 
@@ -353,7 +353,7 @@ def test_a_card_that_is_gone_has_no_function_though_its_journal_tells_of_one() -
     assert ledger.naming.function_resource(R0) is None
     assert ledger.record(R0) == known, "no blank is required where functions are served"
     ledger.hardware.card_found(CARD, {R0: AFU, R1: None}, None)
-    assert ledger.naming.function_resource(R0) == function_name(PREFIX, CARD, AFU)
+    assert ledger.naming.function_resource(R0) == function_name(PREFIX, CARD.interface_id, AFU)
     assert ledger.naming.function_resource(R1) is None
     assert ledger.naming.present_resource(DeviceId(CARD.id)) is None
 

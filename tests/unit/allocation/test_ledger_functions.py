@@ -243,7 +243,9 @@ def test_of_a_damaged_journal_no_region_that_can_be_programmed_is_a_function():
     assert again.naming.function_resource(IDS[0]) == name(BLANK)
     fixed = make_card(nodes=(0, 1), reprogrammable=False)
     again.hardware.card_found(fixed, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    assert again.naming.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
+    assert again.naming.function_resource(IDS[1]) == function_name(
+        PREFIX, fixed.interface_id, FUNCTIONS[0]
+    )
 
 
 def test_a_region_with_an_owners_image_is_no_function_whichever_id_it_shows():

@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
@@ -33,11 +32,7 @@ CARDS = [make_card(n, nodes=range(PORTS)) for n in NUMBERS]
 DEBUG = DebugHold(RegionId(""), PodUid("pod"), "space", "name", (), 600.0)
 DEVICES = [device(c, p) for c in CARDS for p in (None, *range(PORTS))]
 REGION_IDS = [RegionId(d) for d in DEVICES if not is_card(d)]
-NAMES = [
-    name
-    for i in (INTERFACE, OTHER_INTERFACE)
-    for name in resource_names(PREFIX, replace(CARDS[0], interface_id=i))
-]
+NAMES = [name for i in (INTERFACE, OTHER_INTERFACE) for name in resource_names(PREFIX, i)]
 VIEWS = [
     (Advertise.BOTH, ScrubPolicy.REQUIRED),
     (Advertise.REGION, ScrubPolicy.BEST_EFFORT),

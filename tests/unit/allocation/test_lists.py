@@ -163,7 +163,7 @@ def test_a_card_with_another_interface_id_is_listed_under_it_and_what_is_owned_u
     ledger, lists = two()
     ledger.device_plugin.allocate(REGIONS, [P0])
     changed = replace(CARD, interface_id=OTHER_INTERFACE)
-    of_regions, of_card = resource_names(PREFIX, changed)
+    of_regions, of_card = resource_names(PREFIX, changed.interface_id)
     found(ledger, changed)
     scrub(ledger, changed)
     assert shown(lists)[P0]

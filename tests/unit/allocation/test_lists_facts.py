@@ -23,7 +23,7 @@ CARD = make_card(1, numa_node=1, clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=0)
 P0, P1, BOARD = device(CARD, 0), device(CARD, 1), device(CARD)
 R0, R1 = RegionId(P0), RegionId(P1)
-FUNCTION = function_name(PREFIX, CARD, AFU)
+FUNCTION = function_name(PREFIX, CARD.interface_id, AFU)
 ALIAS = Alias("board")
 OF_ALIAS = (ResourceName(f"{PREFIX}/fpga-board"), ResourceName(f"{PREFIX}/region-board"))
 

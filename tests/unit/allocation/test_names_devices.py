@@ -18,7 +18,7 @@ def test_a_resource_names_cards_or_regions_and_what_is_no_resource_neither() -> 
     """An allocation of the other kind in the journal, or in kubelet's records, is a damaged one."""
     assert names_kind_of(WHOLE, BOARD)
     assert names_kind_of(REGIONS, P0)
-    assert names_kind_of(function_name(PREFIX, CARD, AFU), P0)
+    assert names_kind_of(function_name(PREFIX, CARD.interface_id, AFU), P0)
     assert not names_kind_of(WHOLE, P0)
     assert not names_kind_of(REGIONS, BOARD)
     for one in (P0, BOARD):

@@ -93,7 +93,7 @@ def test_the_pod_reads_whom_to_ask_in_place_of_commands_for_root() -> None:
 def test_what_becomes_of_a_debugged_pods_region_is_told_to_it() -> None:
     async def story(recorder: EventRecorder) -> None:
         recorder.warned(NAMED, DEVICES, "it has no effect", reason="FpgaDebugIgnored")
-        recorder.debugged(POD, NAME, "FpgaRegionKept", "it is kept")
+        recorder.about_pod(POD, NAME, "FpgaRegionKept", "it is kept")
 
     ignored, kept = told(story)
     assert (ignored.reason, ignored.note) == ("FpgaDebugIgnored", "it has no effect")

@@ -30,7 +30,7 @@ def programmed():
     ledger, journal = make_ledger(CARD)
     ledger.hardware.set_drained(CARD.id, drained=True)
     ledger.work.working([R0])
-    ledger.work.programmed_by_hand(R0, AFU)
+    ledger.work.programmed(R0, AFU, by_hand=True)
     return ledger, journal
 
 
@@ -69,7 +69,7 @@ def test_a_card_that_is_in_service_again_gets_no_image_by_hand():
     ledger.work.working([R0])
     ledger.hardware.set_drained(CARD.id, drained=False)
     with pytest.raises(NotFinishedError):
-        ledger.work.programmed_by_hand(R0, AFU)
+        ledger.work.programmed(R0, AFU, by_hand=True)
     assert ledger.record(R0).condition is Condition.SCRUBBING
 
 

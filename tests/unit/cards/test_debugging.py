@@ -70,7 +70,7 @@ class Recorder:
     def warned(self, _identity, _devices, message, *, reason):
         self.told.append((reason, message))
 
-    def debugged(self, _pod, _name, reason, note):
+    def about_pod(self, _pod, _name, reason, note):
         self.told.append((reason, note))
 
 

@@ -839,7 +839,7 @@ def test_a_guard_that_is_missing_is_restored_at_once_and_the_node_hears_of_it(
     look.rack.guard = guard  # type: ignore[method-assign]
     region = look.scene.regions[0]
     if owned:
-        resource, _ = resource_names(PREFIX, look.ledger.cards[look.one])
+        resource, _ = resource_names(PREFIX, look.ledger.cards[look.one].interface_id)
         look.ledger.device_plugin.allocate(resource, [DeviceId(region)])
     look.run(look.inventory.check(look.one))
     assert (guarded, look.told) == ([], [])

@@ -432,7 +432,7 @@ def with_functions(make, **more) -> tuple[Scene, RegionId, ResourceName]:
     scene = make(cards=[2], advertise=Advertise.AF, **more)
     region = scene.regions[0]
     card = scene.rack.boards[card_of(region)].card
-    return scene, region, function_name(PREFIX, card, BLANK)
+    return scene, region, function_name(PREFIX, card.interface_id, BLANK)
 
 
 def take(scene: Scene, region: RegionId, resource: ResourceName) -> Pod:

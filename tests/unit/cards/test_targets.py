@@ -149,7 +149,7 @@ def test_a_functions_driver_parameters_hold_and_have_the_cards_limits(make):
     scene.rack.limits = LIMITS
     first, other = scene.regions
     card = scene.rack.boards[card_of(first)].card
-    resource = function_name(PREFIX, card, BLANK)
+    resource = function_name(PREFIX, card.interface_id, BLANK)
     devices = (DeviceId(first), DeviceId(other))
     scene.plugin.call(lambda: scene.plugin.calls.allocate(resource, devices))
 

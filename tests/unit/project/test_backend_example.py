@@ -81,7 +81,7 @@ class Node:
         self.plugin.call(lambda: self.ledger.device_plugin.kubelet_found("life 1"))
         self.plugin.kubelet_answers()
         self.plugin.work()
-        (self.resource, _) = resource_names(PREFIX, self.ledger.cards[CARD])
+        (self.resource, _) = resource_names(PREFIX, self.ledger.cards[CARD].interface_id)
 
     def admit(self, region):
         device = DeviceId(region)
