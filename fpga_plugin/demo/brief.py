@@ -17,7 +17,7 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
-from fpga_plugin.demo.output import Lines, asks, ids, milliseconds
+from fpga_plugin.demo.output import Output, asks, ids, milliseconds
 from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.ids import RegionId, Resource, ResourceKind
 
@@ -28,7 +28,7 @@ _CALLS: Final = {"Allocate", "PreStartContainer", "PostStopContainer", "Dealloca
 """Those of a pod's life that change something."""
 
 
-class BriefOutput(Lines):
+class BriefOutput(Output):
     """Writes a line for each thing that a newcomer should see."""
 
     indent = " " * (_CLOCK + _WHO + 2)
@@ -53,12 +53,6 @@ class BriefOutput(Lines):
             for line in lines:
                 self.write(indent + line)
         self.write("")
-
-    def heading(self, title: str, why: str = "") -> None:
-        """Of the timeline."""
-
-    def text(self, lines: Iterable[str]) -> None:
-        """Of the timeline."""
 
     def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
         """One line, and what belongs to it."""
@@ -118,12 +112,11 @@ class BriefOutput(Lines):
         report, now = event.report, event.condition
         took = milliseconds(event.seconds, 0)
         if now is Condition.PROGRAMMED:
-            holds = report.afu_id or ""
             self.step(
                 seconds,
                 "plugin",
                 f"programs {report.region} in {took}, and reads back",
-                [self.names.get(holds, holds)],
+                [self.held(report.afu_id)],
             )
         elif now in CLEAN and not report.error:
             done = f"scrubs {report.region} in {took}; it is"

@@ -5,7 +5,7 @@ Programs that read `demo --json` rely on these keys: `t`, `event`, and where the
 `healthy`, `reason`, `steps`, `pod` and `container` come on top.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
@@ -15,8 +15,14 @@ from fpga_plugin.kubernetes.names import ResourceName
 
 JsonObject: TypeAlias = dict[str, Any]
 
-_DIGITS = 6
-"""Of times in seconds: microseconds."""
+
+def _fields(of: Any, *without: str) -> JsonObject:
+    """An object's fields: no empty text, and times in microseconds."""
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in asdict(of).items()
+        if value != "" and name not in without
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,7 @@ class Advertised:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        return {
-            "event": "advertised",
-            "resource": self.resource,
-            "devices": list(self.devices),
-            "healthy": list(self.healthy),
-        }
+        return {"event": "advertised", **_fields(self, "before", "healthy_before")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +70,7 @@ class KubeletCall:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        fields: JsonObject = {
-            "event": "call",
-            "method": self.method,
-            "resource": self.resource,
-            "devices": list(self.devices),
-            "status": self.status,
-            "seconds": round(self.seconds, _DIGITS),
-        }
-        if self.message:
-            fields["message"] = self.message
-        return fields
+        return {"event": "call", **_fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +93,7 @@ class RegionShown:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        fields: JsonObject = {
-            "event": "region",
-            "region": self.region,
-            "ownership": str(self.ownership),
-            "condition": str(self.condition),
-            "afu_id": self.afu_id,
-        }
-        if self.reason:
-            fields["reason"] = self.reason
-        return fields
+        return {"event": "region", **_fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +116,15 @@ class RegionWork:
     def json(self) -> JsonObject:
         """Its fields; `scrub` where it was scrubbed, whatever else was done, else `program`."""
         report = self.report
-        fields: JsonObject = {
+        return {
             "event": "scrub" if report.scrubbed else "program",
             "region": report.region,
-            "condition": str(self.condition),
+            "condition": self.condition,
             "afu_id": report.afu_id,
-            "seconds": round(self.seconds, _DIGITS),
-            "steps": [
-                {
-                    "name": step.name,
-                    "seconds": round(step.seconds, _DIGITS),
-                    **({"note": step.note} if step.note else {}),
-                }
-                for step in report.steps
-            ],
+            "seconds": round(self.seconds, 6),
+            "steps": [_fields(step) for step in report.steps],
+            **({"message": report.error} if report.error else {}),
         }
-        if report.error:
-            fields["message"] = report.error
-        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +149,7 @@ class Failure:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        fields = {
-            "event": "error",
-            "message": self.message,
-            "status": self.status,
-            "method": self.method,
-            "pod": self.pod,
-            "container": self.container,
-        }
-        return {name: value for name, value in fields.items() if value}
+        return {"event": "error", **_fields(self, "final")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +166,7 @@ class Warned:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        return {"event": "warning", "message": self.message, "devices": list(self.devices)}
+        return {"event": "warning", **_fields(self)}
 
 
 Event: TypeAlias = Advertised | KubeletCall | RegionShown | RegionWork | Warned | Failure

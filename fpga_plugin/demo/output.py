@@ -9,9 +9,9 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol, TextIO
+from typing import Final, TextIO
 
-from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.demo.events import (
     Advertised,
     Event,
@@ -36,17 +36,33 @@ _ID_DIGITS: Final = 8
 _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
-class Output(Protocol):
-    """Shows what the demo does."""
+class Output:
+    """Shows what the demo does, as lines of a stream: as it is here, nothing.
 
-    failed: OSError | None
-    """Why nothing can be written any more."""
+    On a terminal they are in colours, and no wider than it.
 
-    detail: bool
-    """Whether every step is worth a line; else what is common to all regions is left out."""
+    Attributes:
+        failed: why nothing can be written any more.
+        detail: every step is worth a line; else what is common to all regions is left out.
+        names: what the store's manifest calls accelerators, by AFU id.
+    """
 
-    names: Mapping[str, str]
-    """What the store's manifest calls accelerators, by AFU id."""
+    indent = ""
+    """Of the lines that `wrapped` makes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+        self.detail = False
+        self.names: Mapping[str, str] = {}
+        terminal = stream.isatty()
+        self._colour = (
+            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
+        # A file or a pipe gets whole lines, so that they can be searched.
+        self._width = shutil.get_terminal_size().columns if terminal else 0
+
+    # ---------------------------------------------------------------- what there is to show
 
     def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
         """What is going to happen, and to what.
@@ -73,24 +89,7 @@ class Output(Protocol):
     def verdict(self, text: str, *, good: bool) -> None:
         """What became of the pod: the last line."""
 
-
-class Lines:
-    """Writes lines until the stream fails; in colours, and no wider than it, on a terminal."""
-
-    indent = ""
-    """Of the lines that `wrapped` makes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.failed: OSError | None = None
-        self.detail = False
-        self.names: Mapping[str, str] = {}
-        terminal = stream.isatty()
-        self._colour = (
-            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        )
-        # A file or a pipe gets whole lines, so that they can be searched.
-        self._width = shutil.get_terminal_size().columns if terminal else 0
+    # ---------------------------------------------------------------- how it is written
 
     def write(self, line: str) -> None:
         """A line, if the stream still accepts it."""
@@ -122,54 +121,28 @@ class Lines:
         """The text in a colour, where the stream has them."""
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour else text
 
+    def held(self, afu_id: str | None) -> str:
+        """What a region holds, by the name that the manifest gives it."""
+        return self.names.get(afu_id or "", afu_id or "")
 
-class JsonOutput(Lines):
-    """One object a line, nothing else."""
 
-    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
-        """Programs need none."""
+class JsonOutput(Output):
+    """One object a line, nothing else; programs have the exit code, and the `error` events."""
 
     def event(self, seconds: float, event: Event) -> None:
         """Write it."""
         self.write(json.dumps({"t": round(seconds, 6), **event.json()}))
 
-    def heading(self, title: str, why: str = "") -> None:
-        """Programs need none."""
 
-    def text(self, lines: Iterable[str]) -> None:
-        """Programs need none."""
-
-    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
-        """Programs need none."""
-
-    def verdict(self, text: str, *, good: bool) -> None:
-        """Programs have the exit code, and the `error` events."""
-
-
-class QuietOutput(Lines):
+class QuietOutput(Output):
     """The verdict alone."""
-
-    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
-        """Not shown."""
-
-    def event(self, seconds: float, event: Event) -> None:
-        """Not shown."""
-
-    def heading(self, title: str, why: str = "") -> None:
-        """Not shown."""
-
-    def text(self, lines: Iterable[str]) -> None:
-        """Not shown."""
-
-    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
-        """Not shown."""
 
     def verdict(self, text: str, *, good: bool) -> None:  # noqa: ARG002  # it has no colours
         """The one line."""
         self.write(text)
 
 
-class TextOutput(Lines):
+class TextOutput(Output):
     """A timeline: seconds since the start, what it is, and what is to be said about it."""
 
     indent = _INDENT
@@ -267,17 +240,16 @@ class TextOutput(Lines):
         if not self.detail:
             return
         reason = f"  ({event.reason})" if event.reason else ""
-        holds = event.afu_id or ""
         self._line(
             seconds,
             "region",
             f"{event.region:<24}{event.ownership:<9}{event.condition:<12}"
-            f"{self.names.get(holds, holds)}{reason}",
+            f"{self.held(event.afu_id)}{reason}",
         )
 
     def _work(self, seconds: float, event: RegionWork) -> None:
         report = event.report
-        good = event.condition in {Condition.BLANK, Condition.PROGRAMMED, Condition.UNBLANKED}
+        good = event.condition in CLEAN | {Condition.PROGRAMMED}
         condition = self.painted(str(event.condition), "green" if good else "red")
         self._line(
             seconds,

@@ -42,8 +42,8 @@ class Recorder:
         warnings: what is said of containers that are served all the same.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink: Sink | None = sink
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
         self._began = time.perf_counter()
         self._ledger: Ledger | None = None
         self.regions: dict[RegionId, RegionShown] = {}
