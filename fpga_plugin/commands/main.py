@@ -25,10 +25,10 @@ from fpga_plugin.commands.completion import add_completion_parser
 from fpga_plugin.commands.demo import add_demo_parser
 from fpga_plugin.commands.fleet import add_fleet_parser
 from fpga_plugin.commands.policy import add_policy_parser
-from fpga_plugin.commands.status import add_card_parser, add_status_parser
+from fpga_plugin.commands.status import add_card_parser, add_devices_parser, add_status_parser
 from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 from fpga_plugin.settings.docs import help_text
-from fpga_plugin.settings.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
+from fpga_plugin.settings.settings import LogFormat, LogLevel, Settings, load_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # from Python 3.12 in collections.abc
@@ -41,6 +41,9 @@ EXIT_LOCKED = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 STDOUT, STDERR = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+_WITHOUT_SETTINGS = frozenset({"version", "completion", "demo", "fleet"})
+"""Commands that do not look at this node's plugin: its settings may be wrong."""
 
 _EPILOG = """\
 try it without hardware, cluster or root:
@@ -56,15 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     try:
         return _main(sys.argv[1:] if arguments is None else arguments)
-    except SettingsError as error:
-        _complain(error)
-        return EXIT_USAGE
-    except LockHeldError as error:
-        _complain(error)
-        return EXIT_LOCKED
     except FpgaPluginError as error:
         _complain(error)
-        return EXIT_FAILED
+        if isinstance(error, SettingsError):
+            return EXIT_USAGE
+        return EXIT_LOCKED if isinstance(error, LockHeldError) else EXIT_FAILED
     except KeyboardInterrupt:
         _drop_output()
         _complain(FpgaPluginError("interrupted"))
@@ -155,45 +154,17 @@ def _main(arguments: Sequence[str]) -> int:
     return _printed(_command, args)
 
 
-def _command(args: argparse.Namespace) -> int:  # noqa: PLR0911  # one for each command
-    match args.command:
-        case "version":
-            print(f"fpga-plugin {__version__}")
-            return 0
-        case "devices":
-            from fpga_plugin.commands.card_list import run_list
+def _command(args: argparse.Namespace) -> int:
+    run: Callable[..., int] = args.run
+    if args.command in _WITHOUT_SETTINGS:
+        return run(args)
+    _log_errors()
+    return run(args, _settings())
 
-            _log_errors()
-            return run_list(args, _settings())
-        case "demo":
-            from fpga_plugin.commands.demo import run_demo
 
-            return run_demo(args)
-        case "status" | "card":
-            from fpga_plugin.commands.status import run_status
-
-            _log_errors()
-            return run_status(args, _settings())
-        case "completion":
-            from fpga_plugin.commands.completion import script
-
-            print(script(args.shell, _parser()))
-            return 0
-        case "fleet":
-            from fpga_plugin.commands.fleet import run_fleet
-
-            return run_fleet(args)
-        case "policy":
-            from fpga_plugin.commands.policy import run_policy
-
-            _settings()
-            return run_policy(args)
-        case _:
-            from fpga_plugin.commands.bitstream import run_bitstream
-
-            _log_errors()
-            _settings()
-            return run_bitstream(args)
+def _print_version(_args: argparse.Namespace) -> int:
+    print(f"fpga-plugin {__version__}")
+    return 0
 
 
 def _settings() -> Settings:
@@ -211,7 +182,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
         " scrubs it afterwards.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fpga-plugin {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -220,33 +190,18 @@ def _parser() -> argparse.ArgumentParser:
         help="serve kubelet on this node",
         description="Serve kubelet on this node until SIGTERM. Settings are environment variables.",
         epilog=help_text(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands.add_parser("version", help="print the version")
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_print_version)
     commands.add_parser("help", help="show the help of a command, as its --help does")
-    devices = commands.add_parser(
-        "devices",
-        help="the old name of `card list`",
-        description="The old name of `fpga-plugin card list`.",
-        epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    add_completion_parser(commands)
+    add_devices_parser(commands)
+    add_completion_parser(commands, parser)
     add_status_parser(commands)
     add_card_parser(commands)
     add_fleet_parser(commands)
     add_demo_parser(commands)
-    add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
-    add_bitstream_parser(
-        commands,
-        settings.bitstream_dir,
-        trust=settings.trust,
-        keys_dir=settings.keys_dir,
-        guarded=settings.backend is not BackendKind.SIMULATED,
-        state_dir=settings.state_dir,
-        prefix_of=settings.prefix_of,
-    )
+    add_policy_parser(commands, settings)
+    add_bitstream_parser(commands, settings)
     return parser
 
 
