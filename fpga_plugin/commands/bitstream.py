@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 refused or failed, 2 usage.
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -29,6 +30,8 @@ from fpga_plugin.settings.settings import BackendKind, Settings, TrustMode
 T = TypeVar("T")
 
 _OF_PATH = "PATH=NAME with PATH <interface id>/<bitstream id>.gbs, .aocx or .xclbin"
+
+_WIDTH = 78  # of a description; of options it is the terminal's
 
 
 def add_bitstream_parser(subparsers: Commands, settings: Settings) -> None:
@@ -355,7 +358,7 @@ def _command(
     parser = commands.add_parser(
         name,
         help=summary,
-        description=description,
+        description=textwrap.fill(description, _WIDTH),
         epilog=f"example:\n  {example}",
     )
     parser.set_defaults(bitstream_run=run, bitstream_usage=parser.error)

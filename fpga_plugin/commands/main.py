@@ -16,7 +16,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from fpga_plugin import __version__
 from fpga_plugin.commands.arguments import Parser, parse
@@ -32,8 +32,6 @@ from fpga_plugin.settings.settings import LogFormat, LogLevel, Settings, load_se
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # from Python 3.12 in collections.abc
-
-T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -73,19 +71,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0
-
-
-def _printed(command: Callable[[T], int], args: T) -> int:
-    """Run a command that prints.
+def _main(arguments: Sequence[str]) -> int:
+    """Run a command.
 
     Raises:
         FpgaPluginError: what it printed cannot be written, or its own.
     """
+    if not arguments or arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     try:
-        code = command(args)
+        settings, wrong = load_settings(os.environ), None
+    except SettingsError as error:  # help is given whatever they are
+        settings, wrong = load_settings({}), error
+    args = parse(_parser(settings), arguments)
+    if wrong is not None and args.command not in _WITHOUT_SETTINGS:
+        raise wrong
+    if args.command == "run":
+        return _run(settings)
+    try:
+        code = _command(args, settings)
         sys.stdout.flush()  # at exit the error could not be reported
     except OSError as error:
         # Of an open file the kernel says this without a name; files of our own that are written
@@ -141,25 +145,19 @@ def _complain(error: FpgaPluginError) -> None:
         print(f"  {error.hint}", file=sys.stderr)
 
 
-def _main(arguments: Sequence[str]) -> int:
-    if not arguments:
-        return _printed(_help, _parser())
-    if arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]
-    args = parse(_parser(), arguments)
-    if args.command == "run":
-        return _run(load_settings(os.environ))
+def _command(args: argparse.Namespace, settings: Settings) -> int:
     if not (getattr(args, "watch", False) or getattr(args, "serve", None)):  # these do not end
         _survive_a_closed_output()
-    return _printed(_command, args)
-
-
-def _command(args: argparse.Namespace) -> int:
     run: Callable[..., int] = args.run
     if args.command in _WITHOUT_SETTINGS:
         return run(args)
-    _log_errors()
-    return run(args, _settings())
+    from fpga_plugin.daemon.logs import configure_logging
+
+    # What a command cannot use, such as a broken key, is said on standard error, as text.
+    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)
+    for warning in settings.warnings:  # as the log of `run` has them
+        print(f"fpga-plugin: {warning}", file=sys.stderr)
+    return run(args, settings)
 
 
 def _print_version(_args: argparse.Namespace) -> int:
@@ -167,16 +165,8 @@ def _print_version(_args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings() -> Settings:
-    """A command's settings; says what is odd in the environment, as the log of `run` does."""
-    settings = load_settings(os.environ)
-    for warning in settings.warnings:
-        print(f"fpga-plugin: {warning}", file=sys.stderr)
-    return settings
-
-
-def _parser() -> argparse.ArgumentParser:
-    settings = _defaults()
+def _parser(settings: Settings) -> argparse.ArgumentParser:
+    """The command line; options fall back to the settings."""
     parser: argparse.ArgumentParser = Parser(
         prog="fpga-plugin",
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
@@ -205,17 +195,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _defaults() -> Settings:
-    """Settings that a command's options fall back to; help is given whatever they are.
-
-    A command that uses a setting asks `_settings`, which refuses a wrong one.
-    """
-    try:
-        return load_settings(os.environ)
-    except SettingsError:
-        return load_settings({})
-
-
 def _run(settings: Settings) -> int:
     from fpga_plugin.daemon.logs import configure_logging
     from fpga_plugin.daemon.process import run
@@ -224,10 +203,3 @@ def _run(settings: Settings) -> int:
     configure_logging(settings.log_level, settings.log_format)
     asyncio.run(run(settings))
     return 0
-
-
-def _log_errors() -> None:
-    """Log to standard error, as text, what a command cannot use, such as a broken key."""
-    from fpga_plugin.daemon.logs import configure_logging
-
-    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)

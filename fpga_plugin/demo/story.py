@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
-from fpga_plugin.cards.blanks import NO_BLANK
+from fpga_plugin.allocation.journal.records import CLEAN, Ownership
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.node import DemoNode
@@ -32,6 +31,8 @@ RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""
 
 TRIES = 6
+
+LOOK_SECONDS = 0.01
 
 SETTLE_SECONDS = 30.0
 """How long the plugin may take for what it does in the background; it takes about a second."""
@@ -225,42 +226,15 @@ class Story:
     # ---------------------------------------------------------------- waiting
 
     async def _until_settled(self, *, released: bool = False) -> None:
-        """The plugin has no work left on any region without an owner.
-
-        `released`: and no region has an owner.
-        """
-        ledger = self.node.plugin.ledger
-        changed = asyncio.Event()
-        unsubscribe = ledger.subscribe(lambda _: changed.set())
-        try:
-            async with self._limit("regions are still being worked on"):
-                while (released and ledger.allocations) or not self._settled():
-                    changed.clear()
-                    await changed.wait()
-        finally:
-            unsubscribe()
-
-    def _settled(self) -> bool:
-        ledger = self.node.plugin.ledger
-        for card in ledger.cards.values():
-            records = [
-                ledger.record(region.id)
-                for region in card.regions
-                if ledger.ownership(region.id) is Ownership.FREE
-            ]
-            if not all(
-                record.condition in CLEAN | {Condition.FAULTED}
-                or record.reason.startswith(NO_BLANK)
-                for record in records
+        """The plugin has no work on any card; `released`: and no region has an owner."""
+        ledger, queue = self.node.plugin.ledger, self.node.plugin.queue
+        async with self._limit("regions are still being worked on"):
+            while (  # noqa: ASYNC110  # nothing reports it
+                not queue.synced
+                or (released and ledger.allocations)
+                or any(map(queue.busy, ledger.cards))
             ):
-                return False
-            if (
-                all(record.condition in CLEAN for record in records)
-                and card.id in ledger.memory_clear_pending
-                and not ledger.allocations_on(card.id)
-            ):
-                return False
-        return True
+                await asyncio.sleep(LOOK_SECONDS)
 
     @property
     def _words(self) -> Words:
