@@ -86,10 +86,11 @@ class BriefOutput(Output):
         self.write(self.painted(text, "green" if good else "red"))
 
     def _advertised(self, seconds: float, event: Advertised) -> None:
-        gone = [device for device in event.before or () if device not in event.devices]
+        listed, before = event.listed, event.before
+        gone = [device for device in before.ids if device not in listed.devices] if before else []
         if not gone:
             return
-        if Resource.parse(event.resource).kind is ResourceKind.WHOLE:
+        if Resource.parse(listed.resource).kind is ResourceKind.WHOLE:
             self.step(seconds, "plugin", f"hides card {ids(gone, 1)}: a region is taken")
         else:
             self.step(seconds, "plugin", f"hides region {ids(gone, 1)}: the card is taken")

@@ -10,18 +10,19 @@ from typing import Any, TypeAlias
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
 from fpga_plugin.cards.reports import Report
+from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ResourceName
 
 JsonObject: TypeAlias = dict[str, Any]
 
 
-def _fields(of: Any, *without: str) -> JsonObject:
+def _fields(of: Any) -> JsonObject:
     """An object's fields: no empty text, and times in microseconds."""
     return {
         name: round(value, 6) if isinstance(value, float) else value
         for name, value in asdict(of).items()
-        if value != "" and name not in without
+        if value != ""
     }
 
 
@@ -30,22 +31,21 @@ class Advertised:
     """Kubelet got a resource's list.
 
     Attributes:
-        resource: whose list.
-        devices: all ids on it, in the plugin's order.
-        healthy: those of them that kubelet may give to a pod.
-        before: the ids of the list that it replaces; None: the first one.
-        healthy_before: the healthy ones of that.
+        listed: the list.
+        before: the list that it replaces; None: it is the first one.
     """
 
-    resource: ResourceName
-    devices: tuple[str, ...]
-    healthy: tuple[str, ...]
-    before: tuple[str, ...] | None = None
-    healthy_before: tuple[str, ...] = ()
+    listed: DeviceList
+    before: DeviceList | None = None
 
     def json(self) -> JsonObject:
         """Its fields."""
-        return {"event": "advertised", **_fields(self, "before", "healthy_before")}
+        return {
+            "event": "advertised",
+            "resource": self.listed.resource,
+            "devices": self.listed.ids,
+            "healthy": [device for device in self.listed.ids if device in self.listed.healthy],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,10 @@ class Failure:
     final: bool = True
 
     def json(self) -> JsonObject:
-        """Its fields."""
-        return {"event": "error", **_fields(self, "final")}
+        """Its fields but `final`: what follows shows it."""
+        fields = _fields(self)
+        del fields["final"]
+        return {"event": "error", **fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
+from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.demo.pod import DemoContainer
 from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.errors import quote
@@ -214,16 +215,13 @@ class TextOutput(Output):
         self.write(f"{clock}{kind:<{_KIND}}{text}".rstrip())
 
     def _advertised(self, seconds: float, event: Advertised) -> None:
-        counts = f"{len(event.healthy)} of {len(event.devices)} healthy"
+        listed, resource = event.listed, short(event.listed.resource)
+        counts = f"{len(listed.healthy)} of {len(listed.ids)} healthy"
         if event.before is None:
-            self._line(seconds, "advertised", f"{short(event.resource):<24}{counts}")
-            return
-        parts = changes(event)
-        if not parts:
-            return  # sent again so that kubelet writes its checkpoint
-        self._line(
-            seconds, "advertised", f"{short(event.resource):<24}{'; '.join(parts)} ({counts})"
-        )
+            self._line(seconds, "advertised", f"{resource:<24}{counts}")
+        elif parts := changes(listed, event.before):
+            self._line(seconds, "advertised", f"{resource:<24}{'; '.join(parts)} ({counts})")
+        # Else it was sent again so that kubelet writes its checkpoint.
 
     def _call(self, seconds: float, event: KubeletCall) -> None:
         ok = event.status == "OK"
@@ -295,20 +293,19 @@ def milliseconds(seconds: float, digits: int = 1) -> str:
     return f"{seconds * 1000:.{digits}f} ms"
 
 
-def changes(event: Advertised) -> list[str]:
+def changes(now: DeviceList, before: DeviceList) -> list[str]:
     """What is different from the list of before, and why."""
-    before, now = set(event.before or ()), set(event.devices)
-    healthy_before, healthy = set(event.healthy_before), set(event.healthy)
-    whole = Resource.parse(event.resource).kind is ResourceKind.WHOLE
+    whole = Resource.parse(now.resource).kind is ResourceKind.WHOLE
     parts = []
-    if gone := [device for device in event.before or () if device not in now]:
+    if gone := [device for device in before.ids if device not in now.devices]:
         why = "one of its regions is taken" if whole else "the card is taken as a whole"
         parts.append(f"hidden: {ids(gone)}, because {why}")
-    if new := [device for device in event.devices if device not in before]:
-        waits = "" if healthy.issuperset(new) else ", Unhealthy until it is clean"
+    if new := [device for device in now.ids if device not in before.devices]:
+        waits = "" if now.healthy.issuperset(new) else ", Unhealthy until it is clean"
         parts.append(f"shown again: {ids(new)}{waits}")
-    if better := [d for d in event.devices if d in before & (healthy - healthy_before)]:
+    kept = [device for device in now.ids if device in before.devices]
+    if better := [device for device in kept if device in now.healthy - before.healthy]:
         parts.append(f"Healthy: {ids(better)}")
-    if worse := [d for d in event.devices if d in before & (healthy_before - healthy)]:
+    if worse := [device for device in kept if device in before.healthy - now.healthy]:
         parts.append(f"Unhealthy: {ids(worse)}")
     return parts
