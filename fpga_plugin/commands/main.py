@@ -40,7 +40,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 STDOUT, STDERR = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
-_WITHOUT_SETTINGS = frozenset({"version", "completion", "demo", "fleet"})
+_WITHOUT_SETTINGS = frozenset({None, "version", "completion", "demo", "fleet"})
 """Commands that do not look at this node's plugin: its settings may be wrong."""
 
 _EPILOG = """\
@@ -77,7 +77,7 @@ def _main(arguments: Sequence[str]) -> int:
     Raises:
         FpgaPluginError: what it printed cannot be written, or its own.
     """
-    if not arguments or arguments[0] == "help":
+    if arguments and arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
     try:
         settings, wrong = load_settings(os.environ), None
@@ -160,6 +160,11 @@ def _command(args: argparse.Namespace, settings: Settings) -> int:
     return run(args, settings)
 
 
+def _print_help(args: argparse.Namespace) -> int:
+    args.parser.print_help()
+    return 0
+
+
 def _print_version(_args: argparse.Namespace) -> int:
     print(f"fpga-plugin {__version__}")
     return 0
@@ -174,7 +179,8 @@ def _parser(settings: Settings) -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"fpga-plugin {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.set_defaults(run=_print_help)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser(
         "run",
         help="serve kubelet on this node",
