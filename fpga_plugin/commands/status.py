@@ -8,6 +8,8 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -179,7 +181,7 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     """`status`, once or until Ctrl-C."""
     if args.history:
         history = ask(settings.state_dir, "GET", _path(args.find, "/history"))
-        return _print(args, history, history_table(history, width=_columns()))
+        return _print(args, history, partial(history_table, width=_columns()))
     if not args.watch:
         status = ask(settings.state_dir, "GET", _path(args.find))
         if args.find and not any(status[part] for part in _FOUND):
@@ -193,8 +195,8 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _print(args: argparse.Namespace, answer: Any, words: str) -> int:
-    print(json.dumps(answer, indent=2) if args.json else words)
+def _print(args: argparse.Namespace, answer: Any, words: Callable[[Any], str]) -> int:
+    print(json.dumps(answer, indent=2) if args.json else words(answer))
     return 0
 
 
@@ -223,14 +225,14 @@ def _operate(args: argparse.Namespace, settings: Settings) -> int:
     """Ask for an operation on a card, and print the card's state."""
     body = {"operation": args.operation, "card": args.card}
     state = ask(settings.state_dir, "POST", "/card", body)
-    return _print(args, state, card_table(state, args.operation))
+    return _print(args, state, partial(card_table, operation=args.operation))
 
 
 def _functions(args: argparse.Namespace, settings: Settings) -> int:
     """Have a card's virtual PCI functions made or removed; print those that it has then."""
     body = {"operation": f"functions-{'make' if args.make else 'remove'}", "card": args.card}
     found = ask(settings.state_dir, "POST", "/card", body)
-    return _print(args, found, functions_table(found))
+    return _print(args, found, functions_table)
 
 
 def _program(args: argparse.Namespace, settings: Settings) -> int:
@@ -243,7 +245,7 @@ def _program(args: argparse.Namespace, settings: Settings) -> int:
     }
     while not (done := ask(settings.state_dir, "POST", "/program", body))["finished"]:
         pass  # each answer comes after seconds
-    return _print(args, done, programmed_words(done))
+    return _print(args, done, programmed_words)
 
 
 def _path(find: str, path: str = "/status") -> str:
