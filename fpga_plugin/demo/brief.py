@@ -41,25 +41,23 @@ class BriefOutput(Output):
         """The pod, and what it asks for."""
         pod = manifest.pod
         self.write(
-            self.painted(f"The real plugin, simulated cards, a stand-in for {kubelet}.", "bold")
+            self.painted(f"The real plugin, simulated cards, a stand-in for {kubelet}.", "bold"),
+            "",
+            f"Pod {pod.namespace}/{pod.name} asks for",
         )
-        self.write("")
-        self.write(f"Pod {pod.namespace}/{pod.name} asks for")
         asked = {one.name: lines for one in pod.all_containers if (lines := asks(one))}
         for container, lines in asked.items():
             if len(asked) > 1:
                 self.write(f"  in container {container}")
             indent = "    " if len(asked) > 1 else "  "
-            for line in lines:
-                self.write(indent + line)
+            self.write(*(indent + line for line in lines))
         self.write("")
 
     def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
         """One line, and what belongs to it."""
         clock = self.painted(f"{seconds:{_CLOCK - 4}.2f} s  ", "dim")
         self.write(f"{clock}{who:<{_WHO}}{text}")
-        for line in more:
-            self.write(self.indent + line)
+        self.write(*(self.indent + line for line in more))
 
     def event(self, seconds: float, event: Event) -> None:
         """What of it a newcomer should see; the verdict has the failure that ends the story."""
@@ -81,9 +79,11 @@ class BriefOutput(Output):
 
     def verdict(self, text: str, *, good: bool) -> None:
         """The last line."""
-        self.write("")
-        self.write("-v shows each call and step; --pod FILE --bitstreams DIR plays your own pod.")
-        self.write(self.painted(text, "green" if good else "red"))
+        self.write(
+            "",
+            "-v shows each call and step; --pod FILE --bitstreams DIR plays your own pod.",
+            self.painted(text, "green" if good else "red"),
+        )
 
     def _advertised(self, seconds: float, event: Advertised) -> None:
         listed, before = event.listed, event.before

@@ -28,7 +28,6 @@ from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.demo.podsapi_double import PodsApiDouble
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -119,21 +118,12 @@ class KubeletDouble(PluginManager):
             self._apis[podresources_path] = _PodResources(self)
         if pods_path is not None:
             self._apis[pods_path] = self._statuses
-        self._serving: list[ClosingServer] = []
 
     async def start(self) -> None:
         """Serve kubelet.sock, and the APIs that were asked for."""
         await super().start()
         for path, api in self._apis.items():
-            server = ClosingServer([api])
-            self._serving.append(server)
-            await server.start(path=path)
-
-    async def stop(self) -> None:
-        """The process ends; what pods hold is remembered, as the checkpoint does."""
-        while self._serving:
-            await self._serving.pop().close_all()
-        await super().stop()
+            await self.serve(path, api)
 
     # ---------------------------------------------------------------- pods
 

@@ -92,12 +92,12 @@ class Output:
 
     # ---------------------------------------------------------------- how it is written
 
-    def write(self, line: str) -> None:
-        """A line, if the stream still accepts it."""
+    def write(self, *lines: str) -> None:
+        """Lines, if the stream still accepts them."""
         if self.failed is not None:
             return
         try:
-            self._stream.write(f"{line}\n")
+            self._stream.writelines(f"{line}\n" for line in lines)
             self._stream.flush()
         except OSError as error:
             self.failed = error
@@ -159,13 +159,11 @@ class TextOutput(Output):
             f"The real plugin, simulated cards, a stand-in for {kubelet}",
             "Nothing of this machine is touched; everything happens in a temporary folder.",
         )
-        self.write("")
-        self.write(f"  pod         {pod.namespace}/{pod.name}, from {source}")
+        self.write("", f"  pod         {pod.namespace}/{pod.name}, from {source}")
         for container in pod.all_containers:
             init = "init container" if container in pod.init_containers else "container"
             self.write(f"  {init} {container.name}:")
-            for line in asks(container):
-                self.write(f"    {line}")
+            self.write(*(f"    {line}" for line in asks(container)))
         self.write(f"  bitstreams  {store}")
 
     def heading(self, title: str, why: str = "") -> None:
@@ -173,20 +171,16 @@ class TextOutput(Output):
         if self._begun:
             self.write("")
         self._begun = True
-        self.write(self.painted(title, "bold"))
-        for line in self.wrapped(why, "  "):
-            self.write(line)
+        self.write(self.painted(title, "bold"), *self.wrapped(why, "  "))
 
     def text(self, lines: Iterable[str]) -> None:
         """As it is."""
-        for line in lines:
-            self.write(line)
+        self.write(*lines)
 
     def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
         """One line, and what belongs to it."""
         self.write(f"{seconds:{_CLOCK - 2}.3f}  -- {who}: {text}")
-        for line in more:
-            self.write(f"{' ' * _CLOCK}     {line}")
+        self.write(*(f"{' ' * _CLOCK}     {line}" for line in more))
 
     def event(self, seconds: float, event: Event) -> None:
         """One line, or several."""
@@ -207,8 +201,7 @@ class TextOutput(Output):
 
     def verdict(self, text: str, *, good: bool) -> None:
         """The last line."""
-        self.write("")
-        self.write(self.painted(text, "green" if good else "red"))
+        self.write("", self.painted(text, "green" if good else "red"))
 
     def _line(self, seconds: float, kind: str, text: str) -> None:
         clock = self.painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")
@@ -262,8 +255,7 @@ class TextOutput(Output):
     def _told(self, seconds: float, kind: str, message: str, colour: str) -> None:
         first, *rest = self.wrapped(message, "") or [""]
         self._line(seconds, kind, self.painted(first, colour))
-        for line in rest:
-            self.write(_INDENT + self.painted(line, colour))
+        self.write(*(_INDENT + self.painted(line, colour) for line in rest))
 
 
 def asks(container: DemoContainer) -> list[str]:

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from grpclib.client import Channel
 from grpclib.const import Status
@@ -25,6 +26,9 @@ from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.kubernetes.messages import v1beta1
 from fpga_plugin.kubernetes.names import ResourceName
+
+if TYPE_CHECKING:
+    from grpclib._typing import IServable
 
 CONTAINER_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""
@@ -90,7 +94,7 @@ class PluginManager(v1beta1.RegistrationBase):
         self.lists: dict[ResourceName, DeviceList] = {}
         self.connections: dict[ResourceName, PluginConnection] = {}
         self.listeners: list[Callable[[DeviceList], None]] = []
-        self._server: ClosingServer | None = None
+        self._serving: list[ClosingServer] = []
         self._streams: dict[PluginConnection, asyncio.Task[None]] = {}
 
     # ---------------------------------------------------------------- life
@@ -99,16 +103,19 @@ class PluginManager(v1beta1.RegistrationBase):
         """Wipe the sockets of before (CleanupPluginDirectory), then serve."""
         os.makedirs(self.directory, exist_ok=True)
         self._wipe()
-        server = ClosingServer([self])
         with socket_path(self.directory, KUBELET_SOCKET) as path:
-            await server.start(path=path)
-        self._server = server
+            await self.serve(path, self)
+
+    async def serve(self, path: str, api: "IServable") -> None:
+        """Serve an API at a socket until `stop`."""
+        server = ClosingServer([api])
+        self._serving.append(server)
+        await server.start(path=path)
 
     async def stop(self) -> None:
         """The process ends: connections and kubelet.sock go."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.close_all()
+        while self._serving:
+            await self._serving.pop().close_all()
         self.connections.clear()  # first: lists that end with them are nobody's any more
         streams = list(self._streams.values())
         for connection in list(self._streams):
