@@ -16,7 +16,6 @@ A source with a uuid becomes an xclbin file, whose image is the same. XRT's own 
 fake card. Its maker is the tests' (`tests/doubles/xclbins.py`); for a real card, `v++` writes them.
 """
 
-import argparse
 import json
 import struct
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 from fpga_plugin.bitstreams.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
 from fpga_plugin.bitstreams.gbs import GUID
-from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
+from fpga_plugin.commands.main import main
 from fpga_plugin.ids import parse_afu_id
 
 SOURCES = Path(__file__).resolve().parent
@@ -131,8 +130,6 @@ def samples(source: Path) -> Iterator[tuple[str, bytes]]:
 
 def build(store: Path) -> int:
     """Build every sample into a store; returns the exit code."""
-    parser = argparse.ArgumentParser()
-    add_bitstream_parser(parser.add_subparsers(required=True), str(store))
     for source in sorted(SOURCES.glob("*/*.json")):
         for path, data in samples(source):
             (store / path).parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +137,7 @@ def build(store: Path) -> int:
     # The same sources give the same bytes: a new manifest's version would be the time.
     (store / "manifest.json").unlink(missing_ok=True)
     command = ["sign", "--manifest", "--manifest-version", "1", "--dir", str(store)]
-    return run_bitstream(parser.parse_args(["bitstream", *command]))
+    return main(["bitstream", *command])
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from fpga_plugin.errors import MAX_QUOTED, quote
 
 T = TypeVar("T")
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001  # has no other name
+"""What `add_subparsers` returns; it is generic in stubs only."""
 
 _NO_CHOICE: Final = re.compile(
     r"(?P<what>.*invalid choice: )'(?P<said>.{0,64})' \(choose from (?P<known>.*)\)", re.DOTALL
@@ -15,11 +18,18 @@ _NO_CHOICE: Final = re.compile(
 """As argparse says it, with or without quotes around the choices (from Python 3.12 without)."""
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Leaves a text of several lines as it is; one line is wrapped."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Takes no abbreviated options; the parsers of its commands are of its class."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(**options, allow_abbrev=False, formatter_class=_Formatter)
         self.set_defaults(parser=self)  # of the command that is named, as its defaults count
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:

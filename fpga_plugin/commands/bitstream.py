@@ -8,13 +8,13 @@ import re
 import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TypeVar
 
 from fpga_plugin.bitstreams import subcommands
 from fpga_plugin.bitstreams.kinds import BLANK
 from fpga_plugin.bitstreams.manifest import MAX_VERSION
 from fpga_plugin.bitstreams.places import find_place
-from fpga_plugin.commands.arguments import argument
+from fpga_plugin.commands.arguments import Commands, argument
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
     Alias,
@@ -25,11 +25,7 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
-from fpga_plugin.settings.settings import Settings, TrustMode
-
-if TYPE_CHECKING:
-    # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
+from fpga_plugin.settings.settings import BackendKind, Settings, TrustMode
 
 T = TypeVar("T")
 
@@ -38,29 +34,12 @@ _OF_PATH = "PATH=NAME with PATH <interface id>/<bitstream id>.gbs, .aocx or .xcl
 _WIDTH = 78  # of a description; of options it is the terminal's
 
 
-_DEFAULTS: Final = Settings()
-
-
-def add_bitstream_parser(
-    subparsers: "Subparsers",
-    default_store: str,
-    *,
-    trust: TrustMode = TrustMode.ANY,
-    keys_dir: str | None = None,
-    guarded: bool = True,
-    state_dir: str | None = None,
-    prefix_of: Callable[[str], str] = _DEFAULTS.prefix_of,
-) -> None:
+def add_bitstream_parser(subparsers: Commands, settings: Settings) -> None:
     """Add `bitstream` and its subcommands to the command line.
 
     Args:
         subparsers: of the main command.
-        default_store: the store that is meant where `--dir` does not name one.
-        trust: what the plugin asks of a file, where `--trust` does not say.
-        keys_dir: where the public keys are, where `--keys` does not say.
-        guarded: the plugin refuses what others may write in that store.
-        state_dir: where the plugin of this node notes which manifests it has seen.
-        prefix_of: domain of the resources of a family of cards.
+        settings: which store, trust and keys are meant where options do not name others.
     """
     parser = subparsers.add_parser(
         "bitstream",
@@ -70,20 +49,24 @@ def add_bitstream_parser(
         " blank.xclbin to deprogram a region.",
     )
     parser.set_defaults(
-        bitstream_default=default_store,
-        bitstream_guarded=guarded,
-        bitstream_state=state_dir,
-        trust=trust.value,
-        keys=keys_dir,
+        run=lambda args, _settings: run_bitstream(args),
+        bitstream_default=settings.bitstream_dir,
+        # The plugin refuses what others may write in its store.
+        bitstream_guarded=settings.backend is not BackendKind.SIMULATED,
+        bitstream_state=settings.state_dir,
+        bitstream_prefix_of=settings.prefix_of,
+        trust=settings.trust.value,
+        keys=settings.keys_dir,
     )
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
-    _add_list(commands, default_store)
+    store = settings.bitstream_dir
+    _add_list(commands, store)
     _add_inspect(commands)
-    _add_manifest(commands, prefix_of)
-    _add_verify(commands, default_store)
-    _add_install(commands, default_store)
-    _add_remove(commands, default_store)
-    _add_sign(commands, default_store)
+    _add_manifest(commands)
+    _add_verify(commands, store)
+    _add_install(commands, store)
+    _add_remove(commands, store)
+    _add_sign(commands, store)
     _add_forget(commands)
 
 
@@ -98,7 +81,7 @@ def run_bitstream(args: argparse.Namespace) -> int:
         return subcommands.FAILED
 
 
-def _add_list(commands: "Subparsers", default_store: str) -> None:
+def _add_list(commands: Commands, default_store: str) -> None:
     parser = _command(
         commands,
         "list",
@@ -114,7 +97,7 @@ def _add_list(commands: "Subparsers", default_store: str) -> None:
     _json_option(parser)
 
 
-def _add_inspect(commands: "Subparsers") -> None:
+def _add_inspect(commands: Commands) -> None:
     parser = _command(
         commands,
         "inspect",
@@ -130,7 +113,7 @@ def _add_inspect(commands: "Subparsers") -> None:
     _json_option(parser)
 
 
-def _add_manifest(commands: "Subparsers", prefix_of: Callable[[str], str]) -> None:
+def _add_manifest(commands: Commands) -> None:
     parser = _command(
         commands,
         "manifest",
@@ -148,10 +131,9 @@ def _add_manifest(commands: "Subparsers", prefix_of: Callable[[str], str]) -> No
         type=argument(_image),
         help="the container's image (default: %(default)s, which is to be replaced)",
     )
-    parser.set_defaults(bitstream_prefix_of=prefix_of)
 
 
-def _add_verify(commands: "Subparsers", default_store: str) -> None:
+def _add_verify(commands: Commands, default_store: str) -> None:
     parser = _command(
         commands,
         "verify",
@@ -178,7 +160,7 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
     _trust_options(parser)
 
 
-def _add_install(commands: "Subparsers", default_store: str) -> None:
+def _add_install(commands: Commands, default_store: str) -> None:
     parser = _command(
         commands,
         "install",
@@ -208,7 +190,7 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
     _trust_options(parser)
 
 
-def _add_remove(commands: "Subparsers", default_store: str) -> None:
+def _add_remove(commands: Commands, default_store: str) -> None:
     parser = _command(
         commands,
         "remove",
@@ -226,7 +208,7 @@ def _add_remove(commands: "Subparsers", default_store: str) -> None:
     _dir_option(parser, default_store)
 
 
-def _add_sign(commands: "Subparsers", default_store: str) -> None:
+def _add_sign(commands: Commands, default_store: str) -> None:
     parser = _command(
         commands,
         "sign",
@@ -286,7 +268,7 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
     _dir_option(parser, default_store)
 
 
-def _add_forget(commands: "Subparsers") -> None:
+def _add_forget(commands: Commands) -> None:
     _command(
         commands,
         "forget",
@@ -365,7 +347,7 @@ def _trust_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _command(
-    commands: "Subparsers",
+    commands: Commands,
     name: str,
     *,
     run: Callable[[argparse.Namespace], int],
@@ -378,7 +360,6 @@ def _command(
         help=summary,
         description=textwrap.fill(description, _WIDTH),
         epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example is to be copied
     )
     parser.set_defaults(bitstream_run=run, bitstream_usage=parser.error)
     return parser

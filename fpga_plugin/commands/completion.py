@@ -5,12 +5,9 @@ each press of Tab would be slow.
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
+from fpga_plugin.commands.arguments import Commands
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -25,28 +22,28 @@ Print a script that makes a shell complete commands and options:
 """
 
 
-def add_completion_parser(commands: "Commands") -> None:
-    """`completion`."""
+def add_completion_parser(commands: Commands, whole: argparse.ArgumentParser) -> None:
+    """`completion` of the whole command line."""
     parser = commands.add_parser(
         "completion",
         help="make a shell complete commands and options",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(run=lambda args: _print_script(args.shell, whole))
     parser.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS))
 
 
-def script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The script of a shell, for the commands of a parser."""
+def _print_script(shell: str, parser: argparse.ArgumentParser) -> int:
     import shtab  # only here
 
     for action in _actions(parser):
         if action.metavar in _PATHS:
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
-    return shtab.complete(parser, shell)
+    print(shtab.complete(parser, shell))  # noqa: T201  # a command prints
+    return 0
 
 
-def _actions(parser: argparse.ArgumentParser) -> "Iterator[argparse.Action]":
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:  # noqa: SLF001  # argparse has no public way to look at a parser
         yield action
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  # the same

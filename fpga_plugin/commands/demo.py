@@ -4,8 +4,9 @@ What the demo needs is imported when it runs: other commands should not pay for 
 """
 
 import argparse
-from typing import Any
+from dataclasses import fields
 
+from fpga_plugin.commands.arguments import Commands
 from fpga_plugin.errors import quote
 from fpga_plugin.settings.values import parse_http_address
 
@@ -63,14 +64,13 @@ Ctrl-C (with --serve 0)
 """
 
 
-def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_demo_parser(subparsers: Commands) -> None:
     """Add `demo` to the command line."""
     parser = subparsers.add_parser(
         "demo",
         help="show a pod's life with an FPGA, without hardware",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -119,7 +119,7 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="with --serve: cards fail and recover meanwhile, one fault after the other",
     )
     parser.add_argument("--log", action="store_true", help="the plugin's own log on standard error")
-    parser.set_defaults(demo_usage=parser.error)
+    parser.set_defaults(run=run_demo)
 
 
 def _address(text: str) -> str:
@@ -139,18 +139,5 @@ def run_demo(args: argparse.Namespace) -> int:
     from fpga_plugin.demo.run import Options, run
 
     if args.trouble and args.serve is None:
-        args.demo_usage("--trouble needs --serve")
-    return run(
-        Options(
-            pod=args.pod,
-            bitstreams=args.bitstreams,
-            json=args.json,
-            kubelet=args.kubelet,
-            verbose=args.verbose,
-            quiet=args.quiet,
-            log=args.log,
-            serve=args.serve,
-            trouble=args.trouble,
-            cards=args.cards,
-        )
-    )
+        args.parser.error("--trouble needs --serve")
+    return run(Options(**{field.name: getattr(args, field.name) for field in fields(Options)}))

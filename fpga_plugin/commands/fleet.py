@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from fpga_plugin.commands.arguments import Commands
 from fpga_plugin.errors import FpgaPluginError
 
 if TYPE_CHECKING:
     from fpga_plugin.observability.cluster import NodeStatus
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
 
 FAILED: Final = 1
 
@@ -30,7 +30,7 @@ exit code: 0 every node answered; 1 one did not, or there is none; 2 usage
 """
 
 
-def add_fleet_parser(commands: "Commands") -> None:
+def add_fleet_parser(commands: Commands) -> None:
     """`fleet`."""
     fleet = commands.add_parser(
         "fleet",
@@ -38,8 +38,8 @@ def add_fleet_parser(commands: "Commands") -> None:
         description="Show every node of a cluster: its cards and regions, and what needs\n"
         "somebody. Asks each plugin for its status through the API server.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    fleet.set_defaults(run=run_fleet)
     fleet.add_argument(
         "--kubeconfig",
         metavar="FILE",

@@ -16,7 +16,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from fpga_plugin import __version__
 from fpga_plugin.commands.arguments import Parser, parse
@@ -25,15 +25,13 @@ from fpga_plugin.commands.completion import add_completion_parser
 from fpga_plugin.commands.demo import add_demo_parser
 from fpga_plugin.commands.fleet import add_fleet_parser
 from fpga_plugin.commands.policy import add_policy_parser
-from fpga_plugin.commands.status import add_card_parser, add_status_parser
+from fpga_plugin.commands.status import add_card_parser, add_devices_parser, add_status_parser
 from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 from fpga_plugin.settings.docs import help_text
-from fpga_plugin.settings.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
+from fpga_plugin.settings.settings import LogFormat, LogLevel, Settings, load_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # from Python 3.12 in collections.abc
-
-T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -41,6 +39,9 @@ EXIT_LOCKED = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 STDOUT, STDERR = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+_WITHOUT_SETTINGS = frozenset({None, "version", "completion", "demo", "fleet"})
+"""Commands that do not look at this node's plugin: its settings may be wrong."""
 
 _EPILOG = """\
 try it without hardware, cluster or root:
@@ -56,15 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     try:
         return _main(sys.argv[1:] if arguments is None else arguments)
-    except SettingsError as error:
-        _complain(error)
-        return EXIT_USAGE
-    except LockHeldError as error:
-        _complain(error)
-        return EXIT_LOCKED
     except FpgaPluginError as error:
         _complain(error)
-        return EXIT_FAILED
+        if isinstance(error, SettingsError):
+            return EXIT_USAGE
+        return EXIT_LOCKED if isinstance(error, LockHeldError) else EXIT_FAILED
     except KeyboardInterrupt:
         _drop_output()
         _complain(FpgaPluginError("interrupted"))
@@ -74,19 +71,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0
-
-
-def _printed(command: Callable[[T], int], args: T) -> int:
-    """Run a command that prints.
+def _main(arguments: Sequence[str]) -> int:
+    """Run a command.
 
     Raises:
         FpgaPluginError: what it printed cannot be written, or its own.
     """
+    if arguments and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     try:
-        code = command(args)
+        settings, wrong = load_settings(os.environ), None
+    except SettingsError as error:  # help is given whatever they are
+        settings, wrong = load_settings({}), error
+    args = parse(_parser(settings), arguments)
+    if wrong is not None and args.command not in _WITHOUT_SETTINGS:
+        raise wrong
+    if args.command == "run":
+        return _run(settings)
+    try:
+        code = _command(args, settings)
         sys.stdout.flush()  # at exit the error could not be reported
     except OSError as error:
         # Of an open file the kernel says this without a name; files of our own that are written
@@ -142,123 +145,60 @@ def _complain(error: FpgaPluginError) -> None:
         print(f"  {error.hint}", file=sys.stderr)
 
 
-def _main(arguments: Sequence[str]) -> int:
-    if not arguments:
-        return _printed(_help, _parser())
-    if arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]
-    args = parse(_parser(), arguments)
-    if args.command == "run":
-        return _run(load_settings(os.environ))
+def _command(args: argparse.Namespace, settings: Settings) -> int:
     if not (getattr(args, "watch", False) or getattr(args, "serve", None)):  # these do not end
         _survive_a_closed_output()
-    return _printed(_command, args)
+    run: Callable[..., int] = args.run
+    if args.command in _WITHOUT_SETTINGS:
+        return run(args)
+    from fpga_plugin.daemon.logs import configure_logging
 
-
-def _command(args: argparse.Namespace) -> int:  # noqa: PLR0911  # one for each command
-    match args.command:
-        case "version":
-            print(f"fpga-plugin {__version__}")
-            return 0
-        case "devices":
-            from fpga_plugin.commands.card_list import run_list
-
-            _log_errors()
-            return run_list(args, _settings())
-        case "demo":
-            from fpga_plugin.commands.demo import run_demo
-
-            return run_demo(args)
-        case "status" | "card":
-            from fpga_plugin.commands.status import run_status
-
-            _log_errors()
-            return run_status(args, _settings())
-        case "completion":
-            from fpga_plugin.commands.completion import script
-
-            print(script(args.shell, _parser()))
-            return 0
-        case "fleet":
-            from fpga_plugin.commands.fleet import run_fleet
-
-            return run_fleet(args)
-        case "policy":
-            from fpga_plugin.commands.policy import run_policy
-
-            _settings()
-            return run_policy(args)
-        case _:
-            from fpga_plugin.commands.bitstream import run_bitstream
-
-            _log_errors()
-            _settings()
-            return run_bitstream(args)
-
-
-def _settings() -> Settings:
-    """A command's settings; says what is odd in the environment, as the log of `run` does."""
-    settings = load_settings(os.environ)
-    for warning in settings.warnings:
+    # What a command cannot use, such as a broken key, is said on standard error, as text.
+    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)
+    for warning in settings.warnings:  # as the log of `run` has them
         print(f"fpga-plugin: {warning}", file=sys.stderr)
-    return settings
+    return run(args, settings)
 
 
-def _parser() -> argparse.ArgumentParser:
-    settings = _defaults()
+def _print_help(args: argparse.Namespace) -> int:
+    args.parser.print_help()
+    return 0
+
+
+def _print_version(_args: argparse.Namespace) -> int:
+    print(f"fpga-plugin {__version__}")
+    return 0
+
+
+def _parser(settings: Settings) -> argparse.ArgumentParser:
+    """The command line; options fall back to the settings."""
     parser: argparse.ArgumentParser = Parser(
         prog="fpga-plugin",
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
         " scrubs it afterwards.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fpga-plugin {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.set_defaults(run=_print_help)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser(
         "run",
         help="serve kubelet on this node",
         description="Serve kubelet on this node until SIGTERM. Settings are environment variables.",
         epilog=help_text(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands.add_parser("version", help="print the version")
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_print_version)
     commands.add_parser("help", help="show the help of a command, as its --help does")
-    devices = commands.add_parser(
-        "devices",
-        help="the old name of `card list`",
-        description="The old name of `fpga-plugin card list`.",
-        epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    add_completion_parser(commands)
+    add_devices_parser(commands)
+    add_completion_parser(commands, parser)
     add_status_parser(commands)
     add_card_parser(commands)
     add_fleet_parser(commands)
     add_demo_parser(commands)
-    add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
-    add_bitstream_parser(
-        commands,
-        settings.bitstream_dir,
-        trust=settings.trust,
-        keys_dir=settings.keys_dir,
-        guarded=settings.backend is not BackendKind.SIMULATED,
-        state_dir=settings.state_dir,
-        prefix_of=settings.prefix_of,
-    )
+    add_policy_parser(commands, settings)
+    add_bitstream_parser(commands, settings)
     return parser
-
-
-def _defaults() -> Settings:
-    """Settings that a command's options fall back to; help is given whatever they are.
-
-    A command that uses a setting asks `_settings`, which refuses a wrong one.
-    """
-    try:
-        return load_settings(os.environ)
-    except SettingsError:
-        return load_settings({})
 
 
 def _run(settings: Settings) -> int:
@@ -269,10 +209,3 @@ def _run(settings: Settings) -> int:
     configure_logging(settings.log_level, settings.log_format)
     asyncio.run(run(settings))
     return 0
-
-
-def _log_errors() -> None:
-    """Log to standard error, as text, what a command cannot use, such as a broken key."""
-    from fpga_plugin.daemon.logs import configure_logging
-
-    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)

@@ -8,9 +8,9 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fpga_plugin.commands.arguments import argument
+from fpga_plugin.commands.arguments import Commands, argument
 from fpga_plugin.ids import (
     BitstreamId,
     ResourceKind,
@@ -19,22 +19,19 @@ from fpga_plugin.ids import (
     parse_interface_id,
 )
 from fpga_plugin.policy.rules import Ask, Policy
-
-if TYPE_CHECKING:
-    # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
+from fpga_plugin.settings.settings import Settings, load_settings
 
 ALLOWED, REFUSED = 0, 1
 
 
-def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix: str) -> None:
+def add_policy_parser(subparsers: Commands, settings: Settings) -> None:
     """Add `policy` and its subcommands to the command line.
 
     Args:
         subparsers: of the main command.
-        default_file: the policy that is meant where `--file` does not name one.
-        prefix: domain of the resources where `--prefix` does not name one.
+        settings: the policy and the prefix that are meant where options do not name others.
     """
+    prefix = settings.resource_prefix
     parser = subparsers.add_parser(
         "policy",
         help="say who may load what",
@@ -50,10 +47,8 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
         epilog="example:\n  fpga-plugin policy check --file policy.yaml --namespace team-a \\\n"
         "    --interface ce48969398f05f33946d560708be108a"
         " --bitstream 18b79ffa2ee54aa096ef4230dafacb5f",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(policy_default=default_file)
-    _file_option(check, default_file)
+    _file_option(check, settings)
     check.add_argument("--namespace", metavar="NAME", help="of the pod")
     check.add_argument(
         "--interface", type=argument(parse_interface_id), metavar="ID", help="interface id"
@@ -79,24 +74,24 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
         "that the policy does not allow when they are created (Kubernetes 1.30 and\n"
         "later). The plugin checks again; make it again whenever the policy changes.",
         epilog="example:\n  fpga-plugin policy admission --file policy.yaml | kubectl apply -f -",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _file_option(admission, default_file)
+    _file_option(admission, settings)
     admission.add_argument("--name", default="fpga-plugin-policy", help="of both objects")
     admission.add_argument("--prefix", default=prefix, help=f"of the resources ({prefix})")
 
 
-def _file_option(parser: argparse.ArgumentParser, default: str | None) -> None:
+def _file_option(parser: argparse.ArgumentParser, settings: Settings) -> None:
+    parser.set_defaults(run=run_policy)
     parser.add_argument(
         "--file",
-        default=default,
-        required=default is None,
+        default=settings.policy_file,
+        required=settings.policy_file is None,
         metavar="FILE",
         help="the policy; default: FPGA_PLUGIN_POLICY_FILE",
     )
 
 
-def run_policy(args: argparse.Namespace) -> int:
+def run_policy(args: argparse.Namespace, settings: Settings) -> int:
     """Run the subcommand that `args` names; returns the exit code.
 
     Raises:
@@ -105,7 +100,7 @@ def run_policy(args: argparse.Namespace) -> int:
     from fpga_plugin.policy.file import read_policy  # imports YAML
     from fpga_plugin.policy.parse import PolicyError
 
-    if args.file != args.policy_default and not os.path.lexists(args.file):
+    if args.file != settings.policy_file and not os.path.lexists(args.file):
         raise PolicyError(f"--file {args.file}: no such file", hint="check the path")
     policy = read_policy(args.file)
     if args.policy_command == "admission":
@@ -119,7 +114,6 @@ def _admission(args: argparse.Namespace, policy: Policy) -> int:
     import yaml
 
     from fpga_plugin.policy.admission import admission_policy, not_applied
-    from fpga_plugin.settings.settings import load_settings
 
     # The prefix goes into expressions: it is checked by the rules of its setting.
     prefix = load_settings({"FPGA_PLUGIN_RESOURCE_PREFIX": args.prefix}).resource_prefix

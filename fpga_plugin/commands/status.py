@@ -8,9 +8,12 @@ import secrets
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 from urllib.parse import urlencode
 
+from fpga_plugin.commands.arguments import Commands
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import PciAddress
 from fpga_plugin.observability.client import ask
@@ -25,9 +28,6 @@ from fpga_plugin.observability.table import (
 )
 from fpga_plugin.observability.trouble import needs_somebody, problems
 from fpga_plugin.settings.settings import Settings
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
 
 LIST_HELP: Final = """\
 List the cards and regions of this node, what is on them, and what is
@@ -53,7 +53,7 @@ _OPERATIONS: Final = {
 }
 
 
-def add_status_parser(commands: "Commands") -> None:
+def add_status_parser(commands: Commands) -> None:
     """`status`."""
     status = commands.add_parser(
         "status",
@@ -62,8 +62,8 @@ def add_status_parser(commands: "Commands") -> None:
         "which bitstream, its health, and the last refusal of each pod. Asks the plugin\n"
         "that runs here.",
         epilog=MEANINGS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    status.set_defaults(run=run_status)
     status.add_argument(
         "--history",
         action="store_true",
@@ -85,7 +85,7 @@ def add_status_parser(commands: "Commands") -> None:
     status.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 
-def add_card_parser(commands: "Commands") -> None:
+def add_card_parser(commands: Commands) -> None:
     """`card`."""
     card = commands.add_parser(
         "card",
@@ -101,16 +101,14 @@ def add_card_parser(commands: "Commands") -> None:
             description=f"{meaning.capitalize()}. Then print which pods still have something of"
             f" the card{', and whether it may be pulled' if word == 'drain' else ''}.",
         )
-        operation.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
+        operation.set_defaults(run=_operate)
+        _card_argument(operation)
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 
     listed = operations.add_parser(
-        "list",
-        help="list the cards and regions of this node",
-        description=LIST_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "list", help="list the cards and regions of this node", description=LIST_HELP
     )
-    listed.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    _list_options(listed)
     show = operations.add_parser(
         "show",
         help="show a card: functions, what would be done with it, what its hardware says now",
@@ -119,13 +117,8 @@ def add_card_parser(commands: "Commands") -> None:
         " says of it: its regions and their owners, AFU ids, error registers, what happened last."
         " Reads only: it opens no device node, and a container that has a region does not notice.",
     )
-    show.add_argument(
-        "card",
-        metavar="CARD",
-        nargs="?",
-        type=_card_id,
-        help="such as 0000-3b-00.0, or 0000:3b:00.0 (default: all)",
-    )
+    show.set_defaults(run=_show_cards)
+    _card_argument(show, " (default: all)", nargs="?")
     show.add_argument(
         "--assumptions",
         action="store_true",
@@ -139,7 +132,8 @@ def add_card_parser(commands: "Commands") -> None:
         " bitstream of the store: trusted, scrubbed before, verified afterwards, as for a"
         " container. `card undrain` scrubs it, and so does a restart of the plugin.",
     )
-    program.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
+    program.set_defaults(run=_program)
+    _card_argument(program)
     program.add_argument("region", metavar="REGION", help="its id, or the number of its port")
     program.add_argument("bitstream", metavar="BITSTREAM", help="its id in the store, or its name")
     program.add_argument("--json", action="store_true", help="JSON instead of words")
@@ -149,19 +143,45 @@ def add_card_parser(commands: "Commands") -> None:
         description="Make or remove the virtual PCI functions of a card that is out of service"
         " (`card drain`), or that cannot be served. `card show` shows them.",
     )
-    functions.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
+    functions.set_defaults(run=_functions)
+    _card_argument(functions)
     change = functions.add_mutually_exclusive_group(required=True)
     change.add_argument("--make", action="store_true", help="make all that it can have")
     change.add_argument("--remove", action="store_true", help="remove those that it has")
     functions.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 
+def add_devices_parser(commands: Commands) -> None:
+    """`devices`, once the name of `card list`."""
+    devices = commands.add_parser(
+        "devices",
+        help="the old name of `card list`",
+        description="The old name of `fpga-plugin card list`.",
+        epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
+    )
+    _list_options(devices)
+
+
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_list)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def _card_argument(parser: argparse.ArgumentParser, more: str = "", **how: Any) -> None:
+    parser.add_argument(
+        "card",
+        metavar="CARD",
+        type=_card_id,
+        help=f"such as 0000-3b-00.0, or 0000:3b:00.0{more}",
+        **how,
+    )
+
+
 def run_status(args: argparse.Namespace, settings: Settings) -> int:
-    """`status` once or until Ctrl-C, and `card`."""
-    if args.command == "card":
-        return _run_card(args, settings)
+    """`status`, once or until Ctrl-C."""
     if args.history:
-        return _run_history(args, settings)
+        history = ask(settings.state_dir, "GET", _path(args.find, "/history"))
+        return _print(args, history, partial(history_table, width=_columns()))
     if not args.watch:
         status = ask(settings.state_dir, "GET", _path(args.find))
         if args.find and not any(status[part] for part in _FOUND):
@@ -175,6 +195,11 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _print(args: argparse.Namespace, answer: Any, words: Callable[[Any], str]) -> int:
+    print(json.dumps(answer, indent=2) if args.json else words(answer))
+    return 0
+
+
 def _found_nothing(status: Any, args: argparse.Namespace) -> int:
     """Exit code 1, as of `grep`; nothing of the node, which was not asked for."""
     if args.json:
@@ -184,59 +209,43 @@ def _found_nothing(status: Any, args: argparse.Namespace) -> int:
     return 1
 
 
-def _run_card(args: argparse.Namespace, settings: Settings) -> int:
+def _list(args: argparse.Namespace, settings: Settings) -> int:
+    from fpga_plugin.commands.card_list import run_list
+
+    return run_list(args, settings)
+
+
+def _show_cards(args: argparse.Namespace, settings: Settings) -> int:
+    from fpga_plugin.commands.card_show import run_show
+
+    return run_show(args, settings)
+
+
+def _operate(args: argparse.Namespace, settings: Settings) -> int:
     """Ask for an operation on a card, and print the card's state."""
-    if args.operation == "list":
-        from fpga_plugin.commands.card_list import run_list
-
-        return run_list(args, settings)
-    if args.operation == "show":
-        from fpga_plugin.commands.card_show import run_show
-
-        return run_show(args, settings)
-    if args.operation == "program":
-        return _run_program(args, settings)
-    if args.operation == "functions":
-        return _run_functions(args, settings)
-    body = {"operation": args.operation, "card": _card_id(args.card)}
+    body = {"operation": args.operation, "card": args.card}
     state = ask(settings.state_dir, "POST", "/card", body)
-    print(json.dumps(state, indent=2) if args.json else card_table(state, args.operation))
-    return 0
+    return _print(args, state, partial(card_table, operation=args.operation))
 
 
-def _run_functions(args: argparse.Namespace, settings: Settings) -> int:
+def _functions(args: argparse.Namespace, settings: Settings) -> int:
     """Have a card's virtual PCI functions made or removed; print those that it has then."""
-    word = "make" if args.make else "remove"
-    body = {"operation": f"functions-{word}", "card": _card_id(args.card)}
+    body = {"operation": f"functions-{'make' if args.make else 'remove'}", "card": args.card}
     found = ask(settings.state_dir, "POST", "/card", body)
-    if args.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(functions_table(found))
-    return 0
+    return _print(args, found, functions_table)
 
 
-def _run_program(args: argparse.Namespace, settings: Settings) -> int:
+def _program(args: argparse.Namespace, settings: Settings) -> int:
     """Have a region programmed; asks again, as long as it takes, under a name of its own."""
     body = {
         "id": secrets.token_hex(16),
-        "card": _card_id(args.card),
+        "card": args.card,
         "region": args.region,
         "bitstream": args.bitstream,
     }
     while not (done := ask(settings.state_dir, "POST", "/program", body))["finished"]:
         pass  # each answer comes after seconds
-    print(json.dumps(done, indent=2) if args.json else programmed_words(done))
-    return 0
-
-
-def _run_history(args: argparse.Namespace, settings: Settings) -> int:
-    history = ask(settings.state_dir, "GET", _path(args.find, "/history"))
-    if args.json:
-        print(json.dumps(history, indent=2))
-    else:
-        print(history_table(history, width=_columns()))
-    return 0
+    return _print(args, done, programmed_words)
 
 
 def _path(find: str, path: str = "/status") -> str:

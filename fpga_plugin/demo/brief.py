@@ -17,7 +17,7 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
-from fpga_plugin.demo.output import Lines, asks, ids, milliseconds
+from fpga_plugin.demo.output import Output, asks, ids, milliseconds
 from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.ids import RegionId, Resource, ResourceKind
 
@@ -28,7 +28,7 @@ _CALLS: Final = {"Allocate", "PreStartContainer", "PostStopContainer", "Dealloca
 """Those of a pod's life that change something."""
 
 
-class BriefOutput(Lines):
+class BriefOutput(Output):
     """Writes a line for each thing that a newcomer should see."""
 
     indent = " " * (_CLOCK + _WHO + 2)
@@ -41,31 +41,23 @@ class BriefOutput(Lines):
         """The pod, and what it asks for."""
         pod = manifest.pod
         self.write(
-            self.painted(f"The real plugin, simulated cards, a stand-in for {kubelet}.", "bold")
+            self.painted(f"The real plugin, simulated cards, a stand-in for {kubelet}.", "bold"),
+            "",
+            f"Pod {pod.namespace}/{pod.name} asks for",
         )
-        self.write("")
-        self.write(f"Pod {pod.namespace}/{pod.name} asks for")
         asked = {one.name: lines for one in pod.all_containers if (lines := asks(one))}
         for container, lines in asked.items():
             if len(asked) > 1:
                 self.write(f"  in container {container}")
             indent = "    " if len(asked) > 1 else "  "
-            for line in lines:
-                self.write(indent + line)
+            self.write(*(indent + line for line in lines))
         self.write("")
-
-    def heading(self, title: str, why: str = "") -> None:
-        """Of the timeline."""
-
-    def text(self, lines: Iterable[str]) -> None:
-        """Of the timeline."""
 
     def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
         """One line, and what belongs to it."""
         clock = self.painted(f"{seconds:{_CLOCK - 4}.2f} s  ", "dim")
         self.write(f"{clock}{who:<{_WHO}}{text}")
-        for line in more:
-            self.write(self.indent + line)
+        self.write(*(self.indent + line for line in more))
 
     def event(self, seconds: float, event: Event) -> None:
         """What of it a newcomer should see; the verdict has the failure that ends the story."""
@@ -87,15 +79,18 @@ class BriefOutput(Lines):
 
     def verdict(self, text: str, *, good: bool) -> None:
         """The last line."""
-        self.write("")
-        self.write("-v shows each call and step; --pod FILE --bitstreams DIR plays your own pod.")
-        self.write(self.painted(text, "green" if good else "red"))
+        self.write(
+            "",
+            "-v shows each call and step; --pod FILE --bitstreams DIR plays your own pod.",
+            self.painted(text, "green" if good else "red"),
+        )
 
     def _advertised(self, seconds: float, event: Advertised) -> None:
-        gone = [device for device in event.before or () if device not in event.devices]
+        listed, before = event.listed, event.before
+        gone = [device for device in before.ids if device not in listed.devices] if before else []
         if not gone:
             return
-        if Resource.parse(event.resource).kind is ResourceKind.WHOLE:
+        if Resource.parse(listed.resource).kind is ResourceKind.WHOLE:
             self.step(seconds, "plugin", f"hides card {ids(gone, 1)}: a region is taken")
         else:
             self.step(seconds, "plugin", f"hides region {ids(gone, 1)}: the card is taken")
@@ -118,12 +113,11 @@ class BriefOutput(Lines):
         report, now = event.report, event.condition
         took = milliseconds(event.seconds, 0)
         if now is Condition.PROGRAMMED:
-            holds = report.afu_id or ""
             self.step(
                 seconds,
                 "plugin",
                 f"programs {report.region} in {took}, and reads back",
-                [self.names.get(holds, holds)],
+                [self.held(report.afu_id)],
             )
         elif now in CLEAN and not report.error:
             done = f"scrubs {report.region} in {took}; it is"

@@ -17,7 +17,7 @@ repeats Deallocate. Nothing is retried here, and errors come as the plugin sent 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,7 @@ from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.demo.podsapi_double import PodsApiDouble
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.messages import v1
-from fpga_plugin.kubernetes.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 if TYPE_CHECKING:
@@ -98,7 +96,6 @@ class KubeletDouble(PluginManager):
         profile: Profile = EXTENDED,
         podresources_path: str | None = None,
         pods_path: str | None = None,
-        on_list: Callable[[DeviceList], None] | None = None,
     ) -> None:
         """Not yet serving.
 
@@ -107,9 +104,9 @@ class KubeletDouble(PluginManager):
             profile: see `EXTENDED`, `FORK` and `STOCK`.
             podresources_path: where to serve PodResources v1 List; None: nowhere.
             pods_path: where to serve the Pods API; None: nowhere.
-            on_list: is notified of every list as it comes.
         """
-        super().__init__(directory, on_list=on_list)
+        super().__init__(directory)
+        self.listeners.append(lambda _: self.write_checkpoint())
         self.profile = profile
         self.held: dict[tuple[PodUid, str, ResourceName], HeldDevices] = {}
         self.pods: dict[PodUid, DemoPod] = {}
@@ -121,21 +118,12 @@ class KubeletDouble(PluginManager):
             self._apis[podresources_path] = _PodResources(self)
         if pods_path is not None:
             self._apis[pods_path] = self._statuses
-        self._serving: list[ClosingServer] = []
 
     async def start(self) -> None:
         """Serve kubelet.sock, and the APIs that were asked for."""
         await super().start()
         for path, api in self._apis.items():
-            server = ClosingServer([api])
-            self._serving.append(server)
-            await server.start(path=path)
-
-    async def stop(self) -> None:
-        """The process ends; what pods hold is remembered, as the checkpoint does."""
-        while self._serving:
-            await self._serving.pop().close_all()
-        await super().stop()
+            await self.serve(path, api)
 
     # ---------------------------------------------------------------- pods
 
@@ -175,22 +163,21 @@ class KubeletDouble(PluginManager):
             return False
         try:
             ids = await self._pick(resource, count, reusable.get(resource, []))
-            response = await self._granted(resource, ids)
+            try:
+                response = await self.allocate(resource, ids)
+            except GRPCError:
+                if self.profile.deallocate:  # the fork deallocates what it was refused
+                    await self.deallocate(resource, ids)
+                raise
         except (GRPCError, NoEndpointError) as error:
-            raise rejected(error) from error
+            raise AdmissionError(
+                f"Pod was rejected: Allocate failed due to {rpc_error(error)}, which is unexpected",
+                error if isinstance(error, GRPCError) else None,
+            ) from error
         self.held[key] = HeldDevices(
             pod.uid, container.name, resource, self._by_node(resource, ids), response
         )
         return True
-
-    async def _granted(self, resource: ResourceName, ids: list[str]) -> ContainerAllocateResponse:
-        """Allocate; the fork deallocates what it was refused."""
-        try:
-            return await self.allocate(resource, ids)
-        except GRPCError:
-            if self.profile.deallocate:
-                await self.deallocate(resource, ids)
-            raise
 
     async def _pick(self, resource: ResourceName, count: int, reusable: list[str]) -> list[str]:
         picked = reusable[:count]
@@ -240,7 +227,7 @@ class KubeletDouble(PluginManager):
         """
         env = {**SERVICE_ENV, **pod.container(container).env} if self.profile.env else {}
         called = []
-        for held in self._of(pod, container):
+        for held in self.held_by(pod, container):
             connection = self.connections.get(held.resource)
             if connection is None or not connection.options.pre_start_required:
                 continue
@@ -261,7 +248,7 @@ class KubeletDouble(PluginManager):
         """The stopped container is removed: PostStopContainer, where the profile has it."""
         if not self.profile.poststop:
             return
-        for held in self._of(pod, container):
+        for held in self.held_by(pod, container):
             if self._serves(held.resource):
                 await self.poststop(held.resource, held.ids)
 
@@ -290,7 +277,7 @@ class KubeletDouble(PluginManager):
 
     def devices(self, pod: DemoPod, container: str) -> dict[ResourceName, tuple[str, ...]]:
         """What a container holds."""
-        return {held.resource: held.ids for held in self._of(pod, container)}
+        return {held.resource: held.ids for held in self.held_by(pod, container)}
 
     def write_checkpoint(self) -> None:
         """Kubelet does so after admissions and at every list."""
@@ -300,10 +287,8 @@ class KubeletDouble(PluginManager):
             {resource: listed.healthy for resource, listed in self.lists.items()},
         )
 
-    def _list_changed(self) -> None:
-        self.write_checkpoint()
-
-    def _of(self, pod: DemoPod, container: str) -> list[HeldDevices]:
+    def held_by(self, pod: DemoPod, container: str) -> list[HeldDevices]:
+        """What a container holds, an entry for each resource."""
         return [
             held
             for held in self.held.values()
@@ -370,8 +355,7 @@ class _PodResources(v1.PodResourcesListerBase):
                             if node == UNKNOWN_NODE
                             else v1.TopologyInfo(nodes=[v1.NumaNode(id=node)]),
                         )
-                        for (uid, name, _), held in self._kubelet.held.items()
-                        if uid == pod.uid and name == container.name
+                        for held in self._kubelet.held_by(pod, container.name)
                         for node, ids in held.devices.items()
                     ],
                 )
@@ -380,17 +364,10 @@ class _PodResources(v1.PodResourcesListerBase):
         )
 
 
-def rejected(error: GRPCError | NoEndpointError) -> AdmissionError:
-    """Kubelet's words for an Allocate that failed."""
-    call = error if isinstance(error, GRPCError) else None
-    text = str(error) if call is None else rpc_error(call)
-    return AdmissionError(
-        f"Pod was rejected: Allocate failed due to {text}, which is unexpected", call
-    )
-
-
-def rpc_error(error: GRPCError) -> str:
-    """How Go prints a gRPC error, and so how kubelet's events show it."""
+def rpc_error(error: GRPCError | NoEndpointError) -> str:
+    """How Go prints the error of a call, and so how kubelet's events show it."""
+    if isinstance(error, NoEndpointError):
+        return str(error)
     name = "".join(word.capitalize() for word in error.status.name.split("_"))
     name = {"Ok": "OK", "Cancelled": "Canceled"}.get(name, name)  # as Go spells them
     return f"rpc error: code = {name} desc = {error.message or ''}"

@@ -5,18 +5,25 @@ Programs that read `demo --json` rely on these keys: `t`, `event`, and where the
 `healthy`, `reason`, `steps`, `pod` and `container` come on top.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
 from fpga_plugin.cards.reports import Report
+from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ResourceName
 
 JsonObject: TypeAlias = dict[str, Any]
 
-_DIGITS = 6
-"""Of times in seconds: microseconds."""
+
+def _fields(of: Any) -> JsonObject:
+    """An object's fields: no empty text, and times in microseconds."""
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in asdict(of).items()
+        if value != ""
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +31,20 @@ class Advertised:
     """Kubelet got a resource's list.
 
     Attributes:
-        resource: whose list.
-        devices: all ids on it, in the plugin's order.
-        healthy: those of them that kubelet may give to a pod.
-        before: the ids of the list that it replaces; None: the first one.
-        healthy_before: the healthy ones of that.
+        listed: the list.
+        before: the list that it replaces; None: it is the first one.
     """
 
-    resource: ResourceName
-    devices: tuple[str, ...]
-    healthy: tuple[str, ...]
-    before: tuple[str, ...] | None = None
-    healthy_before: tuple[str, ...] = ()
+    listed: DeviceList
+    before: DeviceList | None = None
 
     def json(self) -> JsonObject:
         """Its fields."""
         return {
             "event": "advertised",
-            "resource": self.resource,
-            "devices": list(self.devices),
-            "healthy": list(self.healthy),
+            "resource": self.listed.resource,
+            "devices": self.listed.ids,
+            "healthy": [device for device in self.listed.ids if device in self.listed.healthy],
         }
 
 
@@ -69,17 +70,7 @@ class KubeletCall:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        fields: JsonObject = {
-            "event": "call",
-            "method": self.method,
-            "resource": self.resource,
-            "devices": list(self.devices),
-            "status": self.status,
-            "seconds": round(self.seconds, _DIGITS),
-        }
-        if self.message:
-            fields["message"] = self.message
-        return fields
+        return {"event": "call", **_fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +93,7 @@ class RegionShown:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        fields: JsonObject = {
-            "event": "region",
-            "region": self.region,
-            "ownership": str(self.ownership),
-            "condition": str(self.condition),
-            "afu_id": self.afu_id,
-        }
-        if self.reason:
-            fields["reason"] = self.reason
-        return fields
+        return {"event": "region", **_fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +116,15 @@ class RegionWork:
     def json(self) -> JsonObject:
         """Its fields; `scrub` where it was scrubbed, whatever else was done, else `program`."""
         report = self.report
-        fields: JsonObject = {
+        return {
             "event": "scrub" if report.scrubbed else "program",
             "region": report.region,
-            "condition": str(self.condition),
+            "condition": self.condition,
             "afu_id": report.afu_id,
-            "seconds": round(self.seconds, _DIGITS),
-            "steps": [
-                {
-                    "name": step.name,
-                    "seconds": round(step.seconds, _DIGITS),
-                    **({"note": step.note} if step.note else {}),
-                }
-                for step in report.steps
-            ],
+            "seconds": round(self.seconds, 6),
+            "steps": [_fields(step) for step in report.steps],
+            **({"message": report.error} if report.error else {}),
         }
-        if report.error:
-            fields["message"] = report.error
-        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +148,10 @@ class Failure:
     final: bool = True
 
     def json(self) -> JsonObject:
-        """Its fields."""
-        fields = {
-            "event": "error",
-            "message": self.message,
-            "status": self.status,
-            "method": self.method,
-            "pod": self.pod,
-            "container": self.container,
-        }
-        return {name: value for name, value in fields.items() if value}
+        """Its fields but `final`: what follows shows it."""
+        fields = _fields(self)
+        del fields["final"]
+        return {"event": "error", **fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +168,7 @@ class Warned:
 
     def json(self) -> JsonObject:
         """Its fields."""
-        return {"event": "warning", "message": self.message, "devices": list(self.devices)}
+        return {"event": "warning", **_fields(self)}
 
 
 Event: TypeAlias = Advertised | KubeletCall | RegionShown | RegionWork | Warned | Failure

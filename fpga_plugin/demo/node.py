@@ -5,19 +5,16 @@ Nothing else of the machine is touched or read, and no setting is taken from the
 """
 
 import asyncio
-import io
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Container, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TextIO, cast
 
 from fpga_plugin.bitstreams.files import read_bytes
 from fpga_plugin.bitstreams.kinds import XCLBIN, image_of
-from fpga_plugin.bitstreams.places import all_places
 from fpga_plugin.bitstreams.store import Store, StoreEntry
 from fpga_plugin.daemon.logs import configure_logging
 from fpga_plugin.daemon.process import Daemon
@@ -29,7 +26,13 @@ from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import InterfaceId, known_resource
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
 from fpga_plugin.plugin import Plugin
-from fpga_plugin.settings.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
+from fpga_plugin.settings.settings import (
+    DEFAULT_INTERFACE_ID,
+    LogFormat,
+    LogLevel,
+    Settings,
+    load_settings,
+)
 
 RESOURCE_PREFIX, XRT_RESOURCE_PREFIX = "fpga.intel.com", "fpga.amd.com"
 
@@ -41,6 +44,8 @@ RECONCILE_SECONDS = 0.1
 """Between two looks at a stock kubelet's records, which alone show that a pod is gone: the default
 of 2 s would make the demo as long again."""
 
+_LOG = LogLevel.INFO, LogFormat.CONSOLE
+
 CARDS, REGIONS = 2, 3
 """Simulated cards of each kind, and regions of each card (FPGA_PLUGIN_SIMULATED_CARDS' default)."""
 
@@ -50,20 +55,16 @@ class DemoNode:
     """A running node.
 
     Attributes:
+        daemon: the process around the plugin.
         plugin: the real one.
         kubelet: its kubelet.
-        served: the addresses of page and metrics; empty: not yet, or not asked for.
-        scrubbable: interface ids whose regions can become Healthy: the store has a blank bitstream.
-        simulated: the simulated cards' own directory.
-        given: the settings that were set, by which a command finds it, too.
+        settings: the plugin's, all of them given by the demo.
     """
 
+    daemon: Daemon
     plugin: Plugin
     kubelet: KubeletDouble
-    served: Callable[[], list[str]]
-    scrubbable: frozenset[InterfaceId]
-    simulated: str
-    given: Mapping[str, str]
+    settings: Settings
 
 
 def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
@@ -84,17 +85,6 @@ def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[Interfac
     if DEFAULT_INTERFACE_ID not in wanted and (DEFAULT_INTERFACE_ID in stored or not wanted):
         wanted.insert(0, DEFAULT_INTERFACE_ID)
     return tuple(wanted)
-
-
-def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[InterfaceId]:
-    """Those for which the store has a blank bitstream that the plugin accepts."""
-    found = set()
-    for interface_id in kinds:
-        for place in all_places(interface_id, None):
-            with suppress(FpgaPluginError):
-                store.check(place)
-                found.add(interface_id)
-    return frozenset(found)
 
 
 def made_for_real_cards(kinds: Container[InterfaceId], entries: Iterable[StoreEntry]) -> list[str]:
@@ -143,9 +133,16 @@ async def running_node(
     async with AsyncExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="fpga-plugin-demo-")
         stack.push_async_callback(asyncio.to_thread, shutil.rmtree, folder, ignore_errors=True)
-        _log_to(sys.stderr if log else _Nowhere())
-        stack.callback(_log_to, sys.stderr)
-        environment = _environment(folder, store, kinds) | _serving(address)
+        nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: ASYNC230, SIM115  # the stack closes it; no disk
+        configure_logging(*_LOG, sys.stderr if log else nowhere)
+        stack.callback(configure_logging, *_LOG)
+        environment = _environment(folder, store, kinds)
+        if address:
+            environment |= {
+                "FPGA_PLUGIN_HTTP_ADDRESS": address,
+                "FPGA_PLUGIN_STATUS_PAGE": "true",
+                "NODE_NAME": "demo",
+            }
         if address or not profile.deallocate:
             path = stack.enter_context(socket_path(folder, "podresources.sock"))
             environment["FPGA_PLUGIN_PODRESOURCES_SOCKET"] = path
@@ -160,8 +157,8 @@ async def running_node(
             profile=profile,
             podresources_path=settings.podresources_socket,
             pods_path=settings.pods_socket,
-            on_list=recorder.on_list,
         )
+        kubelet.listeners.append(recorder.on_list)
         await kubelet.start()
         stack.push_async_callback(kubelet.stop)
         daemon = Daemon(settings, observer=recorder)
@@ -171,15 +168,7 @@ async def running_node(
         # Kubelet goes first: lists that end are not worth a line.
         stack.push_async_callback(kubelet.stop)
         stack.callback(recorder.mute)
-        usable = await asyncio.to_thread(scrubbable, store, kinds)
-        yield DemoNode(
-            plugin,
-            kubelet,
-            lambda: daemon.served,
-            usable,
-            settings.simulated_dir,
-            dict(settings.given),
-        )
+        yield DemoNode(daemon, plugin, kubelet, settings)
 
 
 def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dict[str, str]:
@@ -207,26 +196,3 @@ def _group(kind: InterfaceId, store: Store) -> str:
     paths = [entry.path for entry in store.list() if entry.interface_id == kind]
     alveo = bool(paths) and all(path.endswith(f".{XCLBIN.ending}") for path in paths)
     return f"{CARDS}x1+alveo@{kind}" if alveo else f"{CARDS}x{REGIONS}@{kind}"
-
-
-def _serving(address: str) -> dict[str, str]:
-    """Further settings of a node that is looked at."""
-    if not address:
-        return {}
-    return {
-        "FPGA_PLUGIN_HTTP_ADDRESS": address,
-        "FPGA_PLUGIN_STATUS_PAGE": "true",
-        "NODE_NAME": "demo",
-    }
-
-
-class _Nowhere(io.TextIOBase):
-    """Takes the log of a demo that shows what matters by itself."""
-
-    def write(self, text: str) -> int:
-        """Forget it."""
-        return len(text)
-
-
-def _log_to(stream: TextIO | _Nowhere) -> None:
-    configure_logging(LogLevel.INFO, LogFormat.CONSOLE, cast("TextIO", stream))

@@ -9,9 +9,9 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol, TextIO
+from typing import Final, TextIO
 
-from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.demo.events import (
     Advertised,
     Event,
@@ -21,6 +21,7 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
+from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.demo.pod import DemoContainer
 from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.errors import quote
@@ -36,17 +37,33 @@ _ID_DIGITS: Final = 8
 _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
-class Output(Protocol):
-    """Shows what the demo does."""
+class Output:
+    """Shows what the demo does, as lines of a stream: as it is here, nothing.
 
-    failed: OSError | None
-    """Why nothing can be written any more."""
+    On a terminal they are in colours, and no wider than it.
 
-    detail: bool
-    """Whether every step is worth a line; else what is common to all regions is left out."""
+    Attributes:
+        failed: why nothing can be written any more.
+        detail: every step is worth a line; else what is common to all regions is left out.
+        names: what the store's manifest calls accelerators, by AFU id.
+    """
 
-    names: Mapping[str, str]
-    """What the store's manifest calls accelerators, by AFU id."""
+    indent = ""
+    """Of the lines that `wrapped` makes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+        self.detail = False
+        self.names: Mapping[str, str] = {}
+        terminal = stream.isatty()
+        self._colour = (
+            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
+        # A file or a pipe gets whole lines, so that they can be searched.
+        self._width = shutil.get_terminal_size().columns if terminal else 0
+
+    # ---------------------------------------------------------------- what there is to show
 
     def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
         """What is going to happen, and to what.
@@ -73,31 +90,14 @@ class Output(Protocol):
     def verdict(self, text: str, *, good: bool) -> None:
         """What became of the pod: the last line."""
 
+    # ---------------------------------------------------------------- how it is written
 
-class Lines:
-    """Writes lines until the stream fails; in colours, and no wider than it, on a terminal."""
-
-    indent = ""
-    """Of the lines that `wrapped` makes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.failed: OSError | None = None
-        self.detail = False
-        self.names: Mapping[str, str] = {}
-        terminal = stream.isatty()
-        self._colour = (
-            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        )
-        # A file or a pipe gets whole lines, so that they can be searched.
-        self._width = shutil.get_terminal_size().columns if terminal else 0
-
-    def write(self, line: str) -> None:
-        """A line, if the stream still accepts it."""
+    def write(self, *lines: str) -> None:
+        """Lines, if the stream still accepts them."""
         if self.failed is not None:
             return
         try:
-            self._stream.write(f"{line}\n")
+            self._stream.writelines(f"{line}\n" for line in lines)
             self._stream.flush()
         except OSError as error:
             self.failed = error
@@ -122,54 +122,28 @@ class Lines:
         """The text in a colour, where the stream has them."""
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour else text
 
+    def held(self, afu_id: str | None) -> str:
+        """What a region holds, by the name that the manifest gives it."""
+        return self.names.get(afu_id or "", afu_id or "")
 
-class JsonOutput(Lines):
-    """One object a line, nothing else."""
 
-    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
-        """Programs need none."""
+class JsonOutput(Output):
+    """One object a line, nothing else; programs have the exit code, and the `error` events."""
 
     def event(self, seconds: float, event: Event) -> None:
         """Write it."""
         self.write(json.dumps({"t": round(seconds, 6), **event.json()}))
 
-    def heading(self, title: str, why: str = "") -> None:
-        """Programs need none."""
 
-    def text(self, lines: Iterable[str]) -> None:
-        """Programs need none."""
-
-    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
-        """Programs need none."""
-
-    def verdict(self, text: str, *, good: bool) -> None:
-        """Programs have the exit code, and the `error` events."""
-
-
-class QuietOutput(Lines):
+class QuietOutput(Output):
     """The verdict alone."""
-
-    def introduce(self, manifest: PodManifest, source: str, store: str, kubelet: str) -> None:
-        """Not shown."""
-
-    def event(self, seconds: float, event: Event) -> None:
-        """Not shown."""
-
-    def heading(self, title: str, why: str = "") -> None:
-        """Not shown."""
-
-    def text(self, lines: Iterable[str]) -> None:
-        """Not shown."""
-
-    def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
-        """Not shown."""
 
     def verdict(self, text: str, *, good: bool) -> None:  # noqa: ARG002  # it has no colours
         """The one line."""
         self.write(text)
 
 
-class TextOutput(Lines):
+class TextOutput(Output):
     """A timeline: seconds since the start, what it is, and what is to be said about it."""
 
     indent = _INDENT
@@ -185,13 +159,11 @@ class TextOutput(Lines):
             f"The real plugin, simulated cards, a stand-in for {kubelet}",
             "Nothing of this machine is touched; everything happens in a temporary folder.",
         )
-        self.write("")
-        self.write(f"  pod         {pod.namespace}/{pod.name}, from {source}")
+        self.write("", f"  pod         {pod.namespace}/{pod.name}, from {source}")
         for container in pod.all_containers:
             init = "init container" if container in pod.init_containers else "container"
             self.write(f"  {init} {container.name}:")
-            for line in asks(container):
-                self.write(f"    {line}")
+            self.write(*(f"    {line}" for line in asks(container)))
         self.write(f"  bitstreams  {store}")
 
     def heading(self, title: str, why: str = "") -> None:
@@ -199,20 +171,16 @@ class TextOutput(Lines):
         if self._begun:
             self.write("")
         self._begun = True
-        self.write(self.painted(title, "bold"))
-        for line in self.wrapped(why, "  "):
-            self.write(line)
+        self.write(self.painted(title, "bold"), *self.wrapped(why, "  "))
 
     def text(self, lines: Iterable[str]) -> None:
         """As it is."""
-        for line in lines:
-            self.write(line)
+        self.write(*lines)
 
     def step(self, seconds: float, who: str, text: str, more: Iterable[str] = ()) -> None:
         """One line, and what belongs to it."""
         self.write(f"{seconds:{_CLOCK - 2}.3f}  -- {who}: {text}")
-        for line in more:
-            self.write(f"{' ' * _CLOCK}     {line}")
+        self.write(*(f"{' ' * _CLOCK}     {line}" for line in more))
 
     def event(self, seconds: float, event: Event) -> None:
         """One line, or several."""
@@ -233,24 +201,20 @@ class TextOutput(Lines):
 
     def verdict(self, text: str, *, good: bool) -> None:
         """The last line."""
-        self.write("")
-        self.write(self.painted(text, "green" if good else "red"))
+        self.write("", self.painted(text, "green" if good else "red"))
 
     def _line(self, seconds: float, kind: str, text: str) -> None:
         clock = self.painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")
         self.write(f"{clock}{kind:<{_KIND}}{text}".rstrip())
 
     def _advertised(self, seconds: float, event: Advertised) -> None:
-        counts = f"{len(event.healthy)} of {len(event.devices)} healthy"
+        listed, resource = event.listed, short(event.listed.resource)
+        counts = f"{len(listed.healthy)} of {len(listed.ids)} healthy"
         if event.before is None:
-            self._line(seconds, "advertised", f"{short(event.resource):<24}{counts}")
-            return
-        parts = changes(event)
-        if not parts:
-            return  # sent again so that kubelet writes its checkpoint
-        self._line(
-            seconds, "advertised", f"{short(event.resource):<24}{'; '.join(parts)} ({counts})"
-        )
+            self._line(seconds, "advertised", f"{resource:<24}{counts}")
+        elif parts := changes(listed, event.before):
+            self._line(seconds, "advertised", f"{resource:<24}{'; '.join(parts)} ({counts})")
+        # Else it was sent again so that kubelet writes its checkpoint.
 
     def _call(self, seconds: float, event: KubeletCall) -> None:
         ok = event.status == "OK"
@@ -267,17 +231,16 @@ class TextOutput(Lines):
         if not self.detail:
             return
         reason = f"  ({event.reason})" if event.reason else ""
-        holds = event.afu_id or ""
         self._line(
             seconds,
             "region",
             f"{event.region:<24}{event.ownership:<9}{event.condition:<12}"
-            f"{self.names.get(holds, holds)}{reason}",
+            f"{self.held(event.afu_id)}{reason}",
         )
 
     def _work(self, seconds: float, event: RegionWork) -> None:
         report = event.report
-        good = event.condition in {Condition.BLANK, Condition.PROGRAMMED, Condition.UNBLANKED}
+        good = event.condition in CLEAN | {Condition.PROGRAMMED}
         condition = self.painted(str(event.condition), "green" if good else "red")
         self._line(
             seconds,
@@ -292,8 +255,7 @@ class TextOutput(Lines):
     def _told(self, seconds: float, kind: str, message: str, colour: str) -> None:
         first, *rest = self.wrapped(message, "") or [""]
         self._line(seconds, kind, self.painted(first, colour))
-        for line in rest:
-            self.write(_INDENT + self.painted(line, colour))
+        self.write(*(_INDENT + self.painted(line, colour) for line in rest))
 
 
 def asks(container: DemoContainer) -> list[str]:
@@ -323,20 +285,19 @@ def milliseconds(seconds: float, digits: int = 1) -> str:
     return f"{seconds * 1000:.{digits}f} ms"
 
 
-def changes(event: Advertised) -> list[str]:
+def changes(now: DeviceList, before: DeviceList) -> list[str]:
     """What is different from the list of before, and why."""
-    before, now = set(event.before or ()), set(event.devices)
-    healthy_before, healthy = set(event.healthy_before), set(event.healthy)
-    whole = Resource.parse(event.resource).kind is ResourceKind.WHOLE
+    whole = Resource.parse(now.resource).kind is ResourceKind.WHOLE
     parts = []
-    if gone := [device for device in event.before or () if device not in now]:
+    if gone := [device for device in before.ids if device not in now.devices]:
         why = "one of its regions is taken" if whole else "the card is taken as a whole"
         parts.append(f"hidden: {ids(gone)}, because {why}")
-    if new := [device for device in event.devices if device not in before]:
-        waits = "" if healthy.issuperset(new) else ", Unhealthy until it is clean"
+    if new := [device for device in now.ids if device not in before.devices]:
+        waits = "" if now.healthy.issuperset(new) else ", Unhealthy until it is clean"
         parts.append(f"shown again: {ids(new)}{waits}")
-    if better := [d for d in event.devices if d in before & (healthy - healthy_before)]:
+    kept = [device for device in now.ids if device in before.devices]
+    if better := [device for device in kept if device in now.healthy - before.healthy]:
         parts.append(f"Healthy: {ids(better)}")
-    if worse := [d for d in event.devices if d in before & (healthy_before - healthy)]:
+    if worse := [device for device in kept if device in before.healthy - now.healthy]:
         parts.append(f"Unhealthy: {ids(worse)}")
     return parts

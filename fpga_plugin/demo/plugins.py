@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from grpclib.client import Channel
 from grpclib.const import Status
@@ -24,26 +24,13 @@ from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_path
-from fpga_plugin.kubernetes.messages.v1beta1 import (
-    AllocateRequest,
-    ContainerAllocateRequest,
-    ContainerAllocateResponse,
-    ContainerDeallocateRequest,
-    ContainerPreferredAllocationRequest,
-    DeallocateRequest,
-    DevicePluginOptions,
-    DevicePluginStub,
-    Empty,
-    ListAndWatchResponse,
-    PostStopContainerRequest,
-    PreferredAllocationRequest,
-    PreStartContainerRequest,
-    RegisterRequest,
-    RegistrationBase,
-)
+from fpga_plugin.kubernetes.messages import v1beta1
 from fpga_plugin.kubernetes.names import ResourceName
 
-PRESTART_SECONDS = 30.0
+if TYPE_CHECKING:
+    from grpclib._typing import IServable
+
+CONTAINER_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""
 
 DIAL_SECONDS = 10.0
@@ -63,23 +50,16 @@ class DeviceList:
         resource: whose list.
         devices: by id in the plugin's order, with their NUMA node; -1 where it is not known.
         healthy: those that kubelet may give to a pod.
-        at: `time.perf_counter()` when it was received.
     """
 
     resource: ResourceName
     devices: Mapping[str, int] = field(default_factory=dict)
     healthy: frozenset[str] = frozenset()
-    at: float = 0.0
 
     @property
     def ids(self) -> tuple[str, ...]:
         """All ids, in the plugin's order."""
         return tuple(self.devices)
-
-    @property
-    def unhealthy(self) -> frozenset[str]:
-        """Listed, but not to be given out."""
-        return frozenset(self.devices) - self.healthy
 
 
 @dataclass(eq=False, slots=True)
@@ -88,8 +68,8 @@ class PluginConnection:
 
     resource: ResourceName
     channel: Channel
-    stub: DevicePluginStub
-    options: DevicePluginOptions
+    stub: v1beta1.DevicePluginStub
+    options: v1beta1.DevicePluginOptions
     stopped: bool = False
 
     def close(self) -> None:
@@ -98,42 +78,24 @@ class PluginConnection:
         self.channel.close()
 
 
-@dataclass(slots=True)
-class _Waiter:
-    resource: ResourceName
-    predicate: Callable[[DeviceList], object]
-    future: asyncio.Future[DeviceList]
-
-
-class PluginManager(RegistrationBase):
+class PluginManager(v1beta1.RegistrationBase):
     """Serves `kubelet.sock` and talks to the plugins that register there.
 
     Attributes:
         directory: kubelet's device plugin directory.
         lists: the latest list of each resource; empty after a restart.
-        history: every list ever received, in order.
-        requests: every Register ever received, in order.
         connections: the present connection of each resource; may have stopped.
+        listeners: each is called with every list as it comes.
     """
 
-    def __init__(
-        self, directory: str, *, on_list: Callable[[DeviceList], None] | None = None
-    ) -> None:
-        """Not yet serving.
-
-        Args:
-            directory: is made if it is not there.
-            on_list: is notified of every list as it comes.
-        """
+    def __init__(self, directory: str) -> None:
+        """Not yet serving; the directory is made if it is not there."""
         self.directory = directory
         self.lists: dict[ResourceName, DeviceList] = {}
-        self.history: list[DeviceList] = []
-        self.requests: list[RegisterRequest] = []
         self.connections: dict[ResourceName, PluginConnection] = {}
-        self._on_list = on_list
-        self._server: ClosingServer | None = None
+        self.listeners: list[Callable[[DeviceList], None]] = []
+        self._serving: list[ClosingServer] = []
         self._streams: dict[PluginConnection, asyncio.Task[None]] = {}
-        self._waiters: list[_Waiter] = []
 
     # ---------------------------------------------------------------- life
 
@@ -141,16 +103,19 @@ class PluginManager(RegistrationBase):
         """Wipe the sockets of before (CleanupPluginDirectory), then serve."""
         os.makedirs(self.directory, exist_ok=True)
         self._wipe()
-        server = ClosingServer([self])
         with socket_path(self.directory, KUBELET_SOCKET) as path:
-            await server.start(path=path)
-        self._server = server
+            await self.serve(path, self)
+
+    async def serve(self, path: str, api: "IServable") -> None:
+        """Serve an API at a socket until `stop`."""
+        server = ClosingServer([api])
+        self._serving.append(server)
+        await server.start(path=path)
 
     async def stop(self) -> None:
         """The process ends: connections and kubelet.sock go."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.close_all()
+        while self._serving:
+            await self._serving.pop().close_all()
         self.connections.clear()  # first: lists that end with them are nobody's any more
         streams = list(self._streams.values())
         for connection in list(self._streams):
@@ -177,9 +142,8 @@ class PluginManager(RegistrationBase):
 
     # ---------------------------------------------------------------- registration
 
-    async def register(self, message: RegisterRequest) -> Empty:
+    async def register(self, message: v1beta1.RegisterRequest) -> v1beta1.Empty:
         """`Registration/Register`."""
-        self.requests.append(message)
         if message.version != "v1beta1":
             raise GRPCError(
                 Status.UNKNOWN, f'requested API version "{message.version}" is not supported'
@@ -188,10 +152,10 @@ class PluginManager(RegistrationBase):
         # Named because grpclib would look for google's packages to find one.
         with socket_path(self.directory, message.endpoint) as path:
             channel = Channel(path=path, codec=ProtoCodec())
-            stub = DevicePluginStub(channel)
+            stub = v1beta1.DevicePluginStub(channel)
             try:
                 async with asyncio.timeout(DIAL_SECONDS):
-                    options = await stub.get_device_plugin_options(Empty())
+                    options = await stub.get_device_plugin_options(v1beta1.Empty())
             except BaseException as error:
                 channel.close()
                 if isinstance(error, OSError | StreamTerminatedError | GRPCError):
@@ -203,12 +167,12 @@ class PluginManager(RegistrationBase):
         self.connections[resource] = connection
         task = asyncio.create_task(self._follow(connection), name=f"kubelet's {resource}")
         self._streams[connection] = task
-        return Empty()
+        return v1beta1.Empty()
 
     async def _follow(self, connection: PluginConnection) -> None:
         """Read a connection's lists until its stream ends."""
         try:
-            async for message in connection.stub.list_and_watch(Empty()):
+            async for message in connection.stub.list_and_watch(v1beta1.Empty()):
                 if self._current(connection):
                     self._received(_device_list(connection.resource, message))
         except (GRPCError, StreamTerminatedError, OSError):
@@ -218,27 +182,15 @@ class PluginManager(RegistrationBase):
             connection.close()
         if self._current(connection) and connection.resource in self.lists:
             last = self.lists[connection.resource]
-            self._received(replace(last, healthy=frozenset(), at=time.perf_counter()))
+            self._received(replace(last, healthy=frozenset()))
 
     def _current(self, connection: PluginConnection) -> bool:
         return self.connections.get(connection.resource) is connection
 
     def _received(self, devices: DeviceList) -> None:
         self.lists[devices.resource] = devices
-        self.history.append(devices)
-        self._list_changed()
-        if self._on_list is not None:
-            self._on_list(devices)
-        for waiter in tuple(self._waiters):
-            if waiter.resource == devices.resource and not waiter.future.done():
-                try:
-                    if waiter.predicate(devices):
-                        waiter.future.set_result(devices)
-                except Exception as error:  # noqa: BLE001  # belongs to the waiting task
-                    waiter.future.set_exception(error)
-
-    def _list_changed(self) -> None:
-        """A list was accepted; a subclass with a checkpoint rewrites it."""
+        for listener in tuple(self.listeners):
+            listener(devices)
 
     async def wait_for(
         self,
@@ -256,18 +208,27 @@ class PluginManager(RegistrationBase):
         present = self.lists.get(resource)
         if present is not None and predicate(present):
             return present
-        waiter = _Waiter(resource, predicate, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
+        found: asyncio.Future[DeviceList] = asyncio.get_running_loop().create_future()
+
+        def look(devices: DeviceList) -> None:
+            if devices.resource == resource and not found.done():
+                try:
+                    if predicate(devices):
+                        found.set_result(devices)
+                except Exception as error:  # noqa: BLE001  # belongs to the waiting task
+                    found.set_exception(error)
+
+        self.listeners.append(look)
         try:
             async with asyncio.timeout(timeout):
-                return await waiter.future
+                return await found
         except TimeoutError:
             raise TimeoutError(
                 f"no such list of {resource} within {timeout:g} s; the last one:"
                 f" {self.lists.get(resource)}"
             ) from None
         finally:
-            self._waiters.remove(waiter)
+            self.listeners.remove(look)
 
     # ---------------------------------------------------------------- calls
 
@@ -293,9 +254,9 @@ class PluginManager(RegistrationBase):
     ) -> list[str]:
         """GetPreferredAllocation for one container."""
         response = await self.connection(resource).stub.get_preferred_allocation(
-            PreferredAllocationRequest(
+            v1beta1.PreferredAllocationRequest(
                 container_requests=[
-                    ContainerPreferredAllocationRequest(
+                    v1beta1.ContainerPreferredAllocationRequest(
                         available_deviceIDs=list(available),
                         must_include_deviceIDs=list(must_include),
                         allocation_size=size,
@@ -307,49 +268,44 @@ class PluginManager(RegistrationBase):
 
     async def allocate(
         self, resource: ResourceName, ids: Sequence[str]
-    ) -> ContainerAllocateResponse:
+    ) -> v1beta1.ContainerAllocateResponse:
         """Allocate for one container; no limit of time, as in kubelet."""
         response = await self.connection(resource).stub.allocate(
-            AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=list(ids))])
+            v1beta1.AllocateRequest(
+                container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=list(ids))]
+            )
         )
         if not response.container_responses:
             raise GRPCError(Status.UNKNOWN, "no containers return in allocation response")
         return response.container_responses[0]
 
     async def prestart(
-        self,
-        resource: ResourceName,
-        ids: Iterable[str],
-        env: Mapping[str, str] | None = None,
-        timeout: float = PRESTART_SECONDS,  # noqa: ASYNC109  # travels as the call's deadline
+        self, resource: ResourceName, ids: Iterable[str], env: Mapping[str, str] | None = None
     ) -> None:
         """PreStartContainer; `env` goes over the wire only on extended kubelets."""
-        request = PreStartContainerRequest(devices_ids=list(ids), env=dict(env or {}))
-        await self.connection(resource).stub.pre_start_container(request, timeout=timeout)
+        request = v1beta1.PreStartContainerRequest(devices_ids=list(ids), env=dict(env or {}))
+        stub = self.connection(resource).stub
+        await stub.pre_start_container(request, timeout=CONTAINER_SECONDS)
 
-    async def poststop(
-        self,
-        resource: ResourceName,
-        ids: Iterable[str],
-        timeout: float = PRESTART_SECONDS,  # noqa: ASYNC109  # travels as the call's deadline
-    ) -> None:
+    async def poststop(self, resource: ResourceName, ids: Iterable[str]) -> None:
         """PostStopContainer, of extended kubelets."""
-        request = PostStopContainerRequest(devices_i_ds=list(ids))
-        await self.connection(resource).stub.post_stop_container(request, timeout=timeout)
+        request = v1beta1.PostStopContainerRequest(devices_i_ds=list(ids))
+        stub = self.connection(resource).stub
+        await stub.post_stop_container(request, timeout=CONTAINER_SECONDS)
 
     async def deallocate(self, resource: ResourceName, ids: Iterable[str]) -> None:
         """Deallocate, of extended kubelets; no limit of time, as in the fork."""
         await self.connection(resource).stub.deallocate(
-            DeallocateRequest(
-                container_requests=[ContainerDeallocateRequest(devices_i_ds=list(ids))]
+            v1beta1.DeallocateRequest(
+                container_requests=[v1beta1.ContainerDeallocateRequest(devices_i_ds=list(ids))]
             )
         )
 
 
-def _device_list(resource: ResourceName, message: ListAndWatchResponse) -> DeviceList:
+def _device_list(resource: ResourceName, message: v1beta1.ListAndWatchResponse) -> DeviceList:
     devices = {}
     for device in message.devices:
         nodes = device.topology.nodes if device.topology is not None else []
         devices[device.id] = nodes[0].id if nodes else UNKNOWN_NODE
     healthy = frozenset(device.id for device in message.devices if device.health == "Healthy")
-    return DeviceList(resource, devices, healthy, time.perf_counter())
+    return DeviceList(resource, devices, healthy)

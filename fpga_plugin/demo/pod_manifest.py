@@ -8,13 +8,15 @@ with it are left out.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.kubernetes.names import ResourceName
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _POD_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", re.ASCII)
@@ -171,17 +173,14 @@ class _Reader:
         return ManifestError(f"{self._path}: {problem}", hint=hint)
 
     def _mapping(self, value: Any, where: str) -> dict[Any, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self._error(f"{where} is {_kind(value)}, not a mapping")
-        return value
+        return self._of_type(dict, value, where)
 
-    def _list(self, value: Any, where: str) -> list[Any]:
+    def _of_type(self, kind: type[T], value: Any, where: str) -> T:
+        """The value; an empty one where there is none."""
         if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self._error(f"{where} is {_kind(value)}, not a list")
+            return kind()
+        if not isinstance(value, kind):
+            raise self._error(f"{where} is {_kind(value)}, not {_KINDS[kind]}")
         return value
 
     def _name(self, value: Any, where: str) -> str:
@@ -203,7 +202,7 @@ class _Reader:
 
     def _containers(self, value: Any, where: str) -> tuple[DemoContainer, ...]:
         containers = []
-        for index, item in enumerate(self._list(value, where)):
+        for index, item in enumerate(self._of_type(list, value, where)):
             at = f"{where}[{index}]"
             spec = self._mapping(item, at)
             restart = spec.get("restartPolicy")
@@ -256,7 +255,7 @@ class _Reader:
             # The KEP's own example is written so; the API server wants the list.
             variables = [{"name": name, "value": value} for name, value in variables.items()]
         env: dict[str, str] = {}
-        for index, item in enumerate(self._list(variables, f"{where}.env")):
+        for index, item in enumerate(self._of_type(list, variables, f"{where}.env")):
             at = f"{where}.env[{index}]"
             variable = self._mapping(item, at)
             name, value = variable.get("name"), variable.get("value")

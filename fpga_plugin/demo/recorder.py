@@ -42,12 +42,12 @@ class Recorder:
         warnings: what is said of containers that are served all the same.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink: Sink | None = sink
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
         self._began = time.perf_counter()
         self._ledger: Ledger | None = None
         self.regions: dict[RegionId, RegionShown] = {}
-        self.lists: dict[ResourceName, Advertised] = {}
+        self.lists: dict[ResourceName, DeviceList] = {}
         self.work: list[RegionWork] = []
         self.failure: Failure | None = None
         self.warnings: list[str] = []
@@ -102,16 +102,8 @@ class Recorder:
 
     def on_list(self, devices: DeviceList) -> None:
         """Kubelet got a list."""
-        last = self.lists.get(devices.resource)
-        event = Advertised(
-            devices.resource,
-            devices.ids,
-            tuple(device for device in devices.ids if device in devices.healthy),
-            None if last is None else last.devices,
-            () if last is None else last.healthy,
-        )
-        self.lists[devices.resource] = event
-        self.emit(event)
+        self.emit(Advertised(devices, self.lists.get(devices.resource)))
+        self.lists[devices.resource] = devices
 
     def _changed(self, card_id: CardId | None) -> None:
         ledger = self._ledger

@@ -25,12 +25,12 @@ BETWEEN: Final = 8.0
 FAULTS: Final = ("thermal", "afu-hung", "port-open", "fatal", "pr-error")
 """Words of simulated cards' faults. What the last one breaks stays until its card is pulled."""
 
-Tell = Callable[[str], bool]
-"""Writes a line for people; returns whether the output still has a reader."""
+Tell = Callable[[str], None]
+"""Writes a line for people."""
 
 
 async def trouble(node: DemoNode, tell: Tell) -> None:
-    """One fault at a time, then a card is pulled; until cancelled, or the output has no reader.
+    """One fault at a time, then a card is pulled; until cancelled.
 
     Args:
         node: of simulated cards.
@@ -38,49 +38,33 @@ async def trouble(node: DemoNode, tell: Tell) -> None:
     """
     await asyncio.sleep(FIRST)
     for what, path, begin, end in _plays(node):
-        begin()
-        if not tell(f"trouble: {what} ({path})"):
-            return
+        _put(path, begin)
+        tell(f"trouble: {what} ({path})")
         try:
             await asyncio.sleep(LASTS)
         finally:
-            end()
-        if not tell(f"over: {what}"):
-            return
+            _put(path, end)
+        tell(f"over: {what}")
         await asyncio.sleep(BETWEEN)
 
 
-Play = tuple[str, str, Callable[[], None], Callable[[], None]]
-
-
-def _plays(node: DemoNode) -> Iterator[Play]:
-    """What happens, the file that makes it happen, and how it begins and ends."""
+def _plays(node: DemoNode) -> Iterator[tuple[str, str, str | None, str | None]]:
+    """What happens, the file that makes it happen, and what is in that during and afterwards."""
+    folder = node.settings.simulated_dir
     regions = sorted(r.id for card in node.plugin.ledger.cards.values() for r in card.regions)
     cards = sorted(node.plugin.ledger.cards)
     for turn in itertools.count():
         for number, word in enumerate(FAULTS, turn):
             region = regions[number % len(regions)]
-            path = os.path.join(node.simulated, "faults", region)
-
-            def arm(path: str = path, word: str = word) -> None:
-                replace_file(path, [word.encode()], mode=0o644)
-
-            yield f"region {region}: {word}", path, arm, _Removed(path)
+            yield f"region {region}: {word}", os.path.join(folder, "faults", region), word, None
         card = cards[turn % len(cards)]
-        path = os.path.join(node.simulated, "cards", card)
-
-        def plug(path: str = path) -> None:
-            replace_file(path, [], mode=0o644)
-
-        yield f"card {card} is pulled", path, _Removed(path), plug
+        yield f"card {card} is pulled", os.path.join(folder, "cards", card), None, ""
 
 
-class _Removed:
-    """Takes a file away; it may have had its effect, and be gone."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __call__(self) -> None:
+def _put(path: str, text: str | None) -> None:
+    """Write a file; None: take it away, if it did not have its effect and is gone."""
+    if text is None:
         with suppress(FileNotFoundError):
-            os.unlink(self._path)
+            os.unlink(path)
+    else:
+        replace_file(path, [text.encode()], mode=0o644)

@@ -37,11 +37,11 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 _PODS = {
-    kind: os.path.join(_HERE, name)
-    for kind, name in (("pac", "kep-pod.yaml"), ("alveo", "alveo-pod.yaml"))
+    "pac": os.path.join(_HERE, "kep-pod.yaml"),
+    "alveo": os.path.join(_HERE, "alveo-pod.yaml"),
 }
-"""Shown unless another is asked for, by the kind of cards."""
-"""The same file as deploy/examples/kep-pod.yaml, which an installed package does not have."""
+"""Shown unless another is asked for, by the kind of cards. The same files as in deploy/examples,
+which an installed package does not have."""
 
 _SAMPLES = (
     os.path.join(_HERE, "bitstreams"),
@@ -105,26 +105,17 @@ def run(options: Options) -> int:
     if isinstance(stream, io.TextIOWrapper):  # else somebody has put another one in its place
         stream.reconfigure(errors="backslashreplace")  # a path need not suit the locale
     output = options.output(stream)
-    if options.serve is not None and not options.json:
-        recorder = Recorder(lambda _seconds, _event: None)  # the page shows them
-    else:
-        recorder = Recorder(output.event)
+    on_page = options.serve is not None and not options.json
+    recorder = Recorder(None if on_page else output.event)
     try:
         code = asyncio.run(_interruptible(_demo(options, output, recorder), options))
     except FpgaPluginError as error:
         if options.json:
             recorder.emit(Failure(str(error)))
         raise
-    except OSError as error:
-        if error is not output.failed:
-            raise
-    if output.failed is None:
-        return code
-    if isinstance(output.failed, BrokenPipeError):
+    if output.failed is not None:
         raise output.failed  # the command line knows what to do
-    # What is buffered would be tried again at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    raise FpgaPluginError(f"the output cannot be written: {output.failed.strerror}")
+    return code
 
 
 async def _interruptible(demo: Coroutine[Any, Any, int], options: Options) -> int:
@@ -171,15 +162,19 @@ async def _serve(address: str, options: Options, output: Output, recorder: Recor
         _note(f"page {where}  metrics {where}metrics  status {where}status.json  end with Ctrl-C")
         _note(f"try: {to_ask(node)} fpga-plugin status  (or card list, card show CARD)")
 
-        def tell(line: str) -> bool:
+        def tell(line: str) -> None:
             output.text([line])
-            return output.failed is None
+            if output.failed is not None:
+                raise output.failed
 
-        async with asyncio.TaskGroup() as group:
-            rehearsal = group.create_task(trouble(node, tell)) if options.trouble else None
-            await pods_come_and_go(node, kind, entries, tell)
-            if rehearsal is not None:
-                rehearsal.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                if options.trouble:
+                    group.create_task(trouble(node, tell))
+                await pods_come_and_go(node, kind, entries, tell)
+        except* OSError:
+            if output.failed is None:
+                raise
     return 0
 
 

@@ -9,17 +9,19 @@ import asyncio
 import itertools
 import random
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
 from grpclib.exceptions import GRPCError
 
+from fpga_plugin.bitstreams.kinds import GBS
 from fpga_plugin.bitstreams.store import StoreEntry
 from fpga_plugin.demo.double import AdmissionError
 from fpga_plugin.demo.node import RESOURCE_PREFIX, DemoNode
 from fpga_plugin.demo.plugins import NoEndpointError
 from fpga_plugin.demo.pod import DemoContainer, DemoPod
+from fpga_plugin.demo.rehearsal import Tell
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
 from fpga_plugin.kubernetes.names import ResourceName
@@ -52,9 +54,6 @@ _FINDS: Final = (
 _CAST: Final = ("compress", "match", "filter", "refused", "compress", "render", "blank", "card")
 _TEAMS: Final = ("storage", "search", "video")
 
-Tell = Callable[[str], bool]
-"""Writes a line for people; returns whether the output still has a reader."""
-
 
 class ServeError(FpgaPluginError):
     """The page cannot be served."""
@@ -68,7 +67,7 @@ async def url(node: DemoNode) -> str:
     """
     try:
         async with asyncio.timeout(ADDRESS_SECONDS):
-            while not (served := node.served()):  # noqa: ASYNC110  # nothing reports it
+            while not (served := node.daemon.served):  # noqa: ASYNC110  # nothing reports it
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise ServeError(
@@ -80,13 +79,14 @@ async def url(node: DemoNode) -> str:
 
 def to_ask(node: DemoNode) -> str:
     """What a shell needs before `fpga-plugin status` or `card list` for them to find this node."""
-    return " ".join(f"{name}={shlex.quote(node.given[name])}" for name in _FINDS)
+    given = dict(node.settings.given)
+    return " ".join(f"{name}={shlex.quote(given[name])}" for name in _FINDS)
 
 
 async def pods_come_and_go(
     node: DemoNode, interface_id: InterfaceId, entries: Iterable[StoreEntry], tell: Tell
 ) -> None:
-    """Until it is cancelled, or the output has no reader.
+    """Until it is cancelled.
 
     Args:
         node: it has free cards of the interface id.
@@ -97,24 +97,18 @@ async def pods_come_and_go(
     afus = [
         entry.contents.afu_id
         for entry in entries
-        if entry.interface_id == interface_id and entry.contents is not None and not entry.blank
+        if entry.interface_id == interface_id
+        and entry.contents is not None
+        and not entry.blank
+        # The store may have images for Alveo cards, too.
+        and entry.contents.kind.family == GBS.family
     ]
     traffic = _Traffic(node, tell)
-    lives: set[asyncio.Task[None]] = set()
-    try:
+    async with asyncio.TaskGroup() as lives:
         for pod in _pods(interface_id, list(dict.fromkeys(afus))):
             if traffic.has_room(pod):
-                lives.add(asyncio.create_task(traffic.live(pod), name=pod.name))
+                lives.create_task(traffic.live(pod))
             await asyncio.sleep(ARRIVAL)
-            for over in [life for life in lives if life.done()]:
-                lives.remove(over)
-                over.result()  # raises what no life should
-            if not traffic.read:
-                return
-    finally:
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
 
 
 def _pods(interface_id: InterfaceId, afus: list[AfuId]) -> Iterator[DemoPod]:
@@ -139,24 +133,17 @@ def _pods(interface_id: InterfaceId, afus: list[AfuId]) -> Iterator[DemoPod]:
 
 
 class _Traffic:
-    """Pods on a node; kubelet admits and ends one at a time.
-
-    Attributes:
-        read: the output still has a reader.
-    """
+    """Pods on a node; kubelet admits and ends one at a time."""
 
     def __init__(self, node: DemoNode, tell: Tell) -> None:
-        self._node, self._told = node, tell
-        self.read = True
+        self._kubelet, self._tell = node.kubelet, tell
         self._one_at_a_time = asyncio.Lock()
         self._random = random.Random(16)  # noqa: S311  # the same every time
 
     def has_room(self, pod: DemoPod) -> bool:
         """Whether a scheduler would send the pod here."""
-        kubelet = self._node.kubelet
-        held: set[tuple[ResourceName, str]] = {
-            (one.resource, device) for one in kubelet.held.values() for device in one.ids
-        }
+        kubelet = self._kubelet
+        held = {(one.resource, device) for one in kubelet.held.values() for device in one.ids}
         return all(
             resource in kubelet.lists
             and any((resource, each) not in held for each in kubelet.lists[resource].healthy)
@@ -164,12 +151,9 @@ class _Traffic:
             for resource in container.devices
         )
 
-    def _tell(self, line: str) -> None:
-        self.read = self.read and self._told(line)
-
     async def live(self, pod: DemoPod) -> None:
         """A pod's life."""
-        kubelet, name = self._node.kubelet, f"{pod.namespace}/{pod.name}"
+        kubelet, name = self._kubelet, f"{pod.namespace}/{pod.name}"
         try:
             async with self._one_at_a_time:
                 await kubelet.admit(pod)
@@ -191,7 +175,7 @@ class _Traffic:
     async def _start(self, pod: DemoPod, name: str) -> bool:
         for tried in range(TRIES):
             try:
-                await self._node.kubelet.start_container(pod, "main")
+                await self._kubelet.start_container(pod, "main")
             except GRPCError as error:
                 if not tried:
                     self._tell(f"{name} is refused: {error.message}")

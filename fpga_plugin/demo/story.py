@@ -5,16 +5,15 @@ meanwhile is reported by the recorder. Which kubelet it is, the node's profile s
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
+from fpga_plugin.allocation.journal.records import CLEAN, Ownership
 from fpga_plugin.allocation.lists import DeviceLists
-from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.node import DemoNode
@@ -27,12 +26,13 @@ from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.demo.words import Words, words
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import RegionId
-from fpga_plugin.kubernetes.names import ResourceName
 
 RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""
 
 TRIES = 6
+
+LOOK_SECONDS = 0.01
 
 SETTLE_SECONDS = 30.0
 """How long the plugin may take for what it does in the background; it takes about a second."""
@@ -57,6 +57,9 @@ class Story:
     crash: bool = True
     """Whether each container crashes once and starts again."""
 
+    started: list[DemoContainer] = field(default_factory=list)
+    """The containers whose instances kubelet has not removed yet, one entry each."""
+
     async def tell(self) -> bool:
         """From the plugin's start to the pod's end; returns whether all went well.
 
@@ -64,21 +67,20 @@ class Story:
             FpgaPluginError: the pod never got to kubelet, or the plugin is stuck.
         """
         await self._plugin_starts()
-        before = self._advertised()
-        allocatable = {name: len(healthy) for name, (_, healthy) in before.items()}
+        before = dict(self.node.kubelet.lists)
+        allocatable = {name: len(listed.healthy) for name, listed in before.items()}
         schedule(self.manifest.pod, allocatable, self._problems()[:3])
         self.output.detail = True
-        started: list[DemoContainer] = []
         try:
             await self._admit()
-            await self._start(started)
+            await self._start()
             if self.crash:
-                await self._restart(started)
+                await self._restart()
         except _PodFailedError:
-            await self._end(started, "The pod has failed and is deleted", "is deleted")
+            await self._end("The pod has failed and is deleted", "is deleted")
             return False
-        await self._end(started, "The pod ends", self._words.ends)
-        if self._advertised() != before:
+        await self._end("The pod ends", self._words.ends)
+        if self.node.kubelet.lists != before:
             self._show_advertised("advertises")
             raise StuckError("the node does not advertise what it did before the pod")
         self._step("plugin", "advertises what it did before the pod")
@@ -94,8 +96,8 @@ class Story:
             " offered: reset, blank bitstream, memory cleared, verified.",
         )
         for resource in self._lists.resources():
-            with self._limit(f"{resource} was not registered"):
-                await self.node.kubelet.wait_for(resource, timeout=SETTLE_SECONDS)
+            async with self._limit(f"{resource} was not registered"):
+                await self.node.kubelet.wait_for(resource)
         cards = self.node.plugin.ledger.cards.values()
         regions = sum(len(card.regions) for card in cards)
         self._step("plugin", f"finds {len(cards)} cards with {regions} regions")
@@ -116,22 +118,21 @@ class Story:
         except AdmissionError as error:
             status = "" if error.call is None else error.call.status.name
             await self._kubelet_has_lists()
-            self._fail(
-                f"UnexpectedAdmissionError: {error.message}", status=status, method="Allocate"
-            )
+            message = f"UnexpectedAdmissionError: {error.message}"
+            self.recorder.emit(Failure(message, status, "Allocate", pod.name))
+            raise _PodFailedError from error
         await self._kubelet_has_lists()
-        lines = []
+        lines = [""]
         for container in pod.all_containers:
-            for held in self.node.kubelet.held.values():
-                if held.container == container.name:
-                    nodes = ", ".join(device.host_path for device in held.response.devices)
-                    lines.append(
-                        f"  container {container.name} will get {nodes}"
-                        f" ({ids(held.ids)}, {short(held.resource)})"
-                    )
-        self.output.text(["", *lines])
+            for held in self.node.kubelet.held_by(pod, container.name):
+                nodes = ", ".join(device.host_path for device in held.response.devices)
+                lines.append(
+                    f"  container {container.name} will get {nodes}"
+                    f" ({ids(held.ids)}, {short(held.resource)})"
+                )
+        self.output.text(lines)
 
-    async def _start(self, started: list[DemoContainer]) -> None:
+    async def _start(self) -> None:
         pod = self.manifest.pod
         self.output.heading(
             "The containers start: before each, the plugin programs what it asks for",
@@ -141,7 +142,7 @@ class Story:
         for container in pod.all_containers:
             if not container.devices:
                 continue
-            await self._start_container(container, started)
+            await self._start_container(container)
             if container in pod.init_containers and not container.restartable:
                 self._show_running(container, f"init container {container.name} runs to its end")
                 self.node.kubelet.end_container(pod, container.name, 0)
@@ -149,12 +150,12 @@ class Story:
                 self._show_running(container, f"container {container.name} runs")
         self._show_regions()
 
-    async def _restart(self, started: list[DemoContainer]) -> None:
+    async def _restart(self) -> None:
         pod = self.manifest.pod
         running = [
             container
             for container in pod.all_containers
-            if container in started and (container in pod.containers or container.restartable)
+            if container in self.started and (container in pod.containers or container.restartable)
         ]
         if not running:
             return
@@ -169,42 +170,38 @@ class Story:
         for container in running:
             self._step("pod", f"container {container.name} crashes")
             self.node.kubelet.end_container(pod, container.name, 1)
-            await self._start_container(container, started)
+            await self._start_container(container)
             await self._poststop(container)
-            started.remove(container)  # its first instance is gone
+            self.started.remove(container)  # its first instance is gone
         self._show_regions()
 
-    async def _end(self, started: Sequence[DemoContainer], title: str, what: str) -> None:
-        kubelet, pod = self.node.kubelet, self.manifest.pod
+    async def _end(self, title: str, what: str) -> None:
         self.output.heading(
             f"{title}: its regions are scrubbed and given back", self._words.release
         )
         self._step("pod", what)
-        for container in started:
+        for container in self.started:
             await self._poststop(container)
-        try:
-            await kubelet.end_pod(pod)
-        except (GRPCError, NoEndpointError) as error:
-            raise StuckError(f"Deallocate failed: {_text(error)}") from error
+        async with self._limit("Deallocate failed"):
+            await self.node.kubelet.end_pod(self.manifest.pod)
         await self._until_settled(released=True)
         await self._kubelet_has_lists()
         self._show_regions()
 
     # ---------------------------------------------------------------- kubelet's moves
 
-    async def _start_container(
-        self, container: DemoContainer, started: list[DemoContainer]
-    ) -> None:
+    async def _start_container(self, container: DemoContainer) -> None:
         """PreStart until it succeeds; raises when it is refused."""
         for tries_left in reversed(range(TRIES)):
             # The fork has created the container by then: whatever the answer, it is removed later.
-            started.append(container)
+            self.started.append(container)
             try:
                 await self.node.kubelet.start_container(self.manifest.pod, container.name)
             except (GRPCError, NoEndpointError) as error:
                 again = error.status is Status.UNAVAILABLE and tries_left > 0
                 event = Failure(
-                    "Error: device plugin PreStartContainer rpc failed with err: " + _text(error),
+                    "Error: device plugin PreStartContainer rpc failed with err: "
+                    + rpc_error(error),
                     error.status.name,
                     "PreStartContainer",
                     self.manifest.pod.name,
@@ -223,57 +220,21 @@ class Story:
                 return
 
     async def _poststop(self, container: DemoContainer) -> None:
-        try:
+        async with self._limit("PostStopContainer failed"):
             await self.node.kubelet.remove_container(self.manifest.pod, container.name)
-        except (GRPCError, NoEndpointError) as error:
-            raise StuckError(f"PostStopContainer failed: {_text(error)}") from error
-
-    def _fail(self, message: str, *, status: str, method: str) -> None:
-        self.recorder.emit(Failure(message, status, method, self.manifest.pod.name))
-        raise _PodFailedError
 
     # ---------------------------------------------------------------- waiting
 
     async def _until_settled(self, *, released: bool = False) -> None:
-        """The plugin has no work left on any region without an owner.
-
-        `released`: and no region has an owner.
-        """
-        ledger = self.node.plugin.ledger
-        changed = asyncio.Event()
-        unsubscribe = ledger.subscribe(lambda _: changed.set())
-        try:
-            with self._limit("regions are still being worked on"):
-                async with asyncio.timeout(SETTLE_SECONDS):
-                    while (released and ledger.allocations) or not self._settled():
-                        changed.clear()
-                        await changed.wait()
-        finally:
-            unsubscribe()
-
-    def _settled(self) -> bool:
-        ledger = self.node.plugin.ledger
-        for card in ledger.cards.values():
-            records = [
-                ledger.record(region.id)
-                for region in card.regions
-                if ledger.ownership(region.id) is Ownership.FREE
-            ]
-            if card.interface_id not in self.node.scrubbable:
-                # The plugin looked for a blank bitstream, and said so.
-                if not all(record.reason.startswith(NO_BLANK) for record in records):
-                    return False
-                continue
-            if not all(record.condition in CLEAN | {Condition.FAULTED} for record in records):
-                return False
-            clean = all(record.condition in CLEAN for record in records)
-            if (
-                clean
-                and card.id in ledger.memory_clear_pending
-                and not ledger.allocations_on(card.id)
+        """The plugin has no work on any card; `released`: and no region has an owner."""
+        ledger, queue = self.node.plugin.ledger, self.node.plugin.queue
+        async with self._limit("regions are still being worked on"):
+            while (  # noqa: ASYNC110  # nothing reports it
+                not queue.synced
+                or (released and ledger.allocations)
+                or any(map(queue.busy, ledger.cards))
             ):
-                return False
-        return True
+                await asyncio.sleep(LOOK_SECONDS)
 
     @property
     def _words(self) -> Words:
@@ -288,8 +249,8 @@ class Story:
     async def _kubelet_has_lists(self) -> None:
         """Kubelet's lists are the plugin's."""
         for resource in self._lists.resources():
-            with self._limit(f"kubelet has an old list of {resource}"):
-                await self.node.kubelet.wait_for(resource, self._is_present, timeout=SETTLE_SECONDS)
+            async with self._limit(f"kubelet has an old list of {resource}"):
+                await self.node.kubelet.wait_for(resource, self._is_present)
         if self.output.failed is not None:
             raise self.output.failed
 
@@ -299,24 +260,21 @@ class Story:
             (device, device in listed.healthy) for device in listed.ids
         ]
 
-    @contextmanager
-    def _limit(self, problem: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def _limit(self, problem: str) -> AsyncIterator[None]:
+        """What does not end in time, or fails, is a problem of the plugin."""
         try:
-            yield
+            async with asyncio.timeout(SETTLE_SECONDS):
+                yield
         except TimeoutError:
             raise StuckError(
                 f"{problem} after {SETTLE_SECONDS:g} s",
                 hint="run it again with --log to see the plugin's log",
             ) from None
+        except (GRPCError, NoEndpointError) as error:
+            raise StuckError(f"{problem}: {rpc_error(error)}") from error
 
     # ---------------------------------------------------------------- showing
-
-    def _advertised(self) -> dict[ResourceName, tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Ids and healthy ids of each resource, as kubelet has them."""
-        return {
-            name: (listed.ids, tuple(d for d in listed.ids if d in listed.healthy))
-            for name, listed in self.node.kubelet.lists.items()
-        }
 
     def _step(self, who: str, text: str, more: Iterable[str] = ()) -> None:
         self.output.step(self.recorder.seconds, who, text, more)
@@ -325,16 +283,16 @@ class Story:
         """Show that the container runs, and what it sees of its devices."""
         seen = [
             ids(device.container_path for device in held.response.devices)
-            for held in self.node.kubelet.held.values()
-            if (held.pod, held.container) == (self.manifest.pod.uid, container.name)
+            for held in self.node.kubelet.held_by(self.manifest.pod, container.name)
         ]
         self._step("pod", f"{text}. It sees", seen)
 
     def _show_advertised(self, text: str) -> None:
         lines = []
-        for name, (devices, healthy) in self._advertised().items():
-            more = "" if healthy == devices else f" of {len(devices)}, the others are Unhealthy"
-            lines.append(f"{len(healthy)} x {name}{more}")
+        for name, listed in self.node.kubelet.lists.items():
+            healthy, of = len(listed.healthy), len(listed.ids)
+            more = "" if healthy == of else f" of {of}, the others are Unhealthy"
+            lines.append(f"{healthy} x {name}{more}")
         lines += [f"not offered: {problem}" for problem in self._problems()]
         self._step("plugin", text, lines)
 
@@ -359,7 +317,7 @@ class Story:
                 continue
             lines.append(
                 f"    {state.region:<20}{state.ownership:<9}{state.condition:<12}"
-                f"{self.output.names.get(state.afu_id or '') or state.afu_id or ''}"
+                f"{self.output.held(state.afu_id)}"
             )
         if plain:
             others = "the others" if plain < len(self.recorder.regions) else "all"
@@ -392,10 +350,6 @@ class Story:
         ]
         self.output.heading("Done")
         self.output.text(lines)
-
-
-def _text(error: GRPCError | NoEndpointError) -> str:
-    return rpc_error(error) if isinstance(error, GRPCError) else str(error)
 
 
 def _times(count: int) -> str:

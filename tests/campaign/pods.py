@@ -210,8 +210,8 @@ class PodSide(Side):
             str(self.folder / "kubelet"),
             profile=STOCK if stock else EXTENDED,
             podresources_path=str(self.folder / "list.sock"),
-            on_list=self.listed,
         )
+        self.kubelet.listeners.append(self.listed)
         self.kubelet.asks = node.asks
         self.tenants: list[Tenant] = []
         self.zombies: list[Tenant] = []

@@ -124,7 +124,8 @@ def test_pods_come_and_go_on_a_page_until_ctrl_c(folder):
         told, complaints = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, complaints
     assert "runs on 0000-10-00.0-p" in told
-    assert "is refused: no bitstream" in told
+    # The store has images for Alveo cards, too; nobody asks for them here.
+    assert set(re.findall(r"/([a-z]+)-[0-9]+ is refused: no bitstream", told)) == {"refused"}
     assert "Traceback" not in complaints
     assert list(folder.iterdir()) == []
 

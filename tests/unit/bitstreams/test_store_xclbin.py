@@ -23,7 +23,7 @@ from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.errors import BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.hardware.image import RawImage, Xclbin
 from fpga_plugin.ids import AfuId, BitstreamId
-from fpga_plugin.settings.settings import TrustMode
+from fpga_plugin.settings.settings import Settings, TrustMode
 
 BLANK = AfuId("b1a2c3d4e5f60718293a4b5c6d7e8f90")
 NAME = BitstreamId(VADD)
@@ -56,7 +56,9 @@ def run(root, capsys):
 
     def run(*words: object) -> tuple[int, str, str]:
         parser = argparse.ArgumentParser(prog="fpga-plugin")
-        add_bitstream_parser(parser.add_subparsers(required=True), str(root))
+        add_bitstream_parser(
+            parser.add_subparsers(required=True), Settings(bitstream_dir=str(root))
+        )
         code = run_bitstream(parser.parse_args(["bitstream", *map(str, words)]))
         return (code, *capsys.readouterr())
 

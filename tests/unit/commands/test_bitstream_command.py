@@ -26,6 +26,7 @@ from fpga_plugin.bitstreams.seen_manifests import SeenManifests
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.settings.settings import Settings
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 AFU = "850adcc26ceb4b229722d43375b61c66"
@@ -56,8 +57,7 @@ def run(store, capsys):
         parser = argparse.ArgumentParser(prog="fpga-plugin")
         add_bitstream_parser(
             parser.add_subparsers(required=True),
-            str(store),
-            state_dir=None if state_dir is None else str(state_dir),
+            Settings(bitstream_dir=str(store), state_dir=str(state_dir or store / "nowhere")),
         )
         try:
             code = run_bitstream(parser.parse_args(["bitstream", *map(str, args)]))

@@ -16,6 +16,7 @@ from fpga_plugin.demo.events import (
     RegionWork,
     Warned,
 )
+from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.demo.pod_manifest import read_manifest
 from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ResourceName
@@ -43,6 +44,12 @@ def shown(*events, detail=True, names=None, stream=None) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+def listed(resource, *devices, healthy=None):
+    return DeviceList(
+        resource, dict.fromkeys(devices, 0), frozenset(devices if healthy is None else healthy)
+    )
+
+
 def call(method, *devices, status="OK"):
     return KubeletCall(method, REGIONS, tuple(map(DeviceId, devices)), status, "", 0.0123)
 
@@ -58,8 +65,8 @@ def work(condition, *, scrubbed=False, error="", afu=AFU):
     [
         call("GetDevicePluginOptions"),
         call("GetPreferredAllocation", P0),
-        Advertised(REGIONS, (P0, P1), (P0,), (P0, P1), (P0, P1)),
-        Advertised(REGIONS, (P0, P1), (P0, P1), (P0,), (P0,)),
+        Advertised(listed(REGIONS, P0, P1, healthy={P0}), listed(REGIONS, P0, P1)),
+        Advertised(listed(REGIONS, P0, P1), listed(REGIONS, P0)),
         RegionShown(P0, Ownership.FREE, Condition.SCRUBBING, None),
         Failure("the verdict has it"),
     ],
@@ -78,11 +85,11 @@ def test_what_the_verdict_or_the_timeline_has_is_not_shown(event):
         ),
         (call("Deallocate"), "kubelet  Deallocate: OK in 12 ms"),
         (
-            Advertised(CARDS, (), (), ("0000-10-00.0",), ("0000-10-00.0",)),
+            Advertised(listed(CARDS), listed(CARDS, "0000-10-00.0")),
             "plugin   hides card 0000-10-00.0: a region is taken",
         ),
         (
-            Advertised(REGIONS, (), (), (P0, P1), ()),
+            Advertised(listed(REGIONS), listed(REGIONS, P0, P1, healthy=())),
             f"plugin   hides region {P0} and 1 more: the card is taken",
         ),
         (work(Condition.BLANK, scrubbed=True), f"plugin   scrubs {P0} in 251 ms; it is blank"),
