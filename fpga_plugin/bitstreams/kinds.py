@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fpga_plugin.bitstreams.aocx import Begin, read_aocx
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.elf import MAGIC as ELF_MAGIC
-from fpga_plugin.bitstreams.gbs import GUID, HEAD_BYTES, parse_header
+from fpga_plugin.bitstreams.gbs import GUID, parse_header
 from fpga_plugin.bitstreams.gbs_metadata import Frequency, GbsMetadata
 from fpga_plugin.bitstreams.xclbin import MAGIC as XCLBIN_MAGIC
 from fpga_plugin.bitstreams.xclbin import XclbinFacts, read_xclbin
@@ -127,13 +127,13 @@ def _of_gbs(kind: FileKind, metadata: GbsMetadata, *, name: BitstreamId, size: i
 
 
 def _read_gbs(file: ByteRange, _begin: Begin | None) -> Contents:
-    header = parse_header(file.read(0, HEAD_BYTES), size=file.size, where=file.where)
+    header = parse_header(file)
     name = BitstreamId(header.metadata.afu_id)
     return _of_gbs(GBS, header.metadata, name=name, size=file.size - header.image_offset)
 
 
 def _read_aocx(file: ByteRange, begin: Begin | None) -> Contents:
-    aocx = read_aocx(file, where=file.where, begin=begin)
+    aocx = read_aocx(file, begin=begin)
     size = aocx.gbs_bytes - aocx.header.image_offset
     contents = _of_gbs(AOCX, aocx.header.metadata, name=aocx.hash, size=size)
     return replace(contents, sections=aocx.sections)

@@ -59,7 +59,6 @@ MAX_TAG_BYTES = 128 << 10
 
 _PIECE = 64 << 10
 _ENCODINGS = {None, "utf-8", "us-ascii", "ascii"}
-_AGAIN = "build the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,6 @@ class _Reader:
 
     def __init__(self, xml: ByteRange) -> None:
         self._xml = xml
-        self._where = xml.where
         self._path: list[str] = []
         self._core = 0  # of the path's names, so many lead to the core
         self._seen = 0  # so many of them were there once, open or not
@@ -279,4 +277,4 @@ class _Reader:
         return value
 
     def _refused(self, what: str) -> BitstreamError:
-        return BitstreamError(f"{self._where}: EMBEDDED_METADATA: {what}", hint=_AGAIN)
+        return self._xml.wrong(what, hint="build the file again")

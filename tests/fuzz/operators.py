@@ -71,7 +71,7 @@ def _kernels(data: bytes) -> None:
 
 def _device_tree(data: bytes) -> None:
     with suppress(BitstreamError):
-        assert [node.path for node in nodes(data, where="f")][-1] == ()
+        assert [node.path for node in nodes(ByteRange.of_bytes(data, "f"))][-1] == ()
 
 
 def _packed(data: bytes) -> None:
@@ -81,13 +81,13 @@ def _packed(data: bytes) -> None:
 
 def _elf(data: bytes) -> None:
     with suppress(BitstreamError):
-        found = sections(ByteRange.of_bytes(data, "f"), where="f")
-        assert all(len(section.content.read()) == section.content.size for section in found)
+        found = sections(ByteRange.of_bytes(data, "f"))
+        assert all(len(content.read()) == content.size for content in found.values())
 
 
 def _metadata(data: bytes) -> None:
     with suppress(BitstreamError):
-        assert parse_metadata(data, where="f").clusters
+        assert parse_metadata(ByteRange.of_bytes(data, "f")).clusters
 
 
 def _manifest(data: bytes) -> None:

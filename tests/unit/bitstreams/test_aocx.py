@@ -19,7 +19,7 @@ from fpga_plugin.errors import BitstreamError
 
 def refusal(data: bytes, **options: int) -> str:
     with pytest.raises(BitstreamError) as caught:
-        read_aocx(ByteRange.of_bytes(data, "/s/a.aocx"), where="/s/a.aocx", **options)
+        read_aocx(ByteRange.of_bytes(data, "/s/a.aocx"), **options)
     assert caught.value.message.startswith("/s/a.aocx: ")
     return str(caught.value)
 
@@ -42,7 +42,7 @@ def test_a_gbs_file_comes_through_the_same_interface():
     "name", [HASH.upper().encode(), HASH.encode() + b"\0", HASH.encode() + b"\n"]
 )
 def test_the_hash_is_read_in_any_case_and_with_its_terminator(name):
-    assert read_aocx(ByteRange.of_bytes(aocx(name=name), "a"), where="a").hash == HASH
+    assert read_aocx(ByteRange.of_bytes(aocx(name=name), "a")).hash == HASH
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_a_damaged_file_gives_a_value_or_a_bitstream_error(at, put, cut):
 @given(st.binary(max_size=200))
 def test_any_bytes_give_sections_or_a_bitstream_error(rest):
     try:
-        sections(ByteRange.of_bytes(b"\x7fELF" + rest, "a"), where="a")
+        sections(ByteRange.of_bytes(b"\x7fELF" + rest, "a"))
     except BitstreamError:
         return
