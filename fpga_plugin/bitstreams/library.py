@@ -71,14 +71,14 @@ class Library:
     def load(
         self,
         interface_id: InterfaceId,
-        bitstream_id: BitstreamId,
+        bitstream_id: BitstreamId | None,
         takes: type[Image] = RawImage,
     ) -> Bitstream:
         """A verified bitstream.
 
         Args:
             interface_id: of the cards.
-            bitstream_id: its name.
+            bitstream_id: its name; None: the blank bitstream.
             takes: what their driver reads.
 
         Raises:
@@ -93,17 +93,6 @@ class Library:
             return self._fetch(place)
         except (FileNotFoundError, NotADirectoryError):
             self.store.not_found(place)
-
-    def blank(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> Bitstream | None:
-        """The verified blank bitstream of an interface id; None when there is none.
-
-        Raises:
-            FpgaPluginError: as `load`.
-        """
-        try:
-            return self._fetch(place_for(interface_id, None, takes))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
     def kept(self, place: Place) -> Bitstream | None:
         """A bitstream as the store had it when it last answered; the store is not touched.

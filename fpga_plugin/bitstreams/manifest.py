@@ -31,7 +31,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from fpga_plugin.bitstreams.places import find_place
+from fpga_plugin.bitstreams.places import Place, find_place
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import (
     Alias,
@@ -146,97 +146,92 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise BitstreamError(f"{where}: {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read")
     try:
-        if _HEAD.decode(data).format == 1:
-            files = _by_path(_FORMAT_1.decode(data).files, where)
-            return Manifest(files, aliases=_aliases(files, where))
-        document = _FORMAT_2.decode(data)
-        expires = document.expires and document.expires.astimezone(UTC)
+        return _parse(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise BitstreamError(f"{where}: not a manifest: {quote(error)}", hint=_HINT) from None
-    files = _by_path(document.files, where)
+    except ValueError as error:
+        raise BitstreamError(f"{where}: {error}", hint=_HINT) from None
+
+
+def _parse(data: bytes) -> Manifest:
+    """Raises ValueError where it could be misunderstood, and what msgspec raises."""
+    if _HEAD.decode(data).format == 1:
+        files = _by_path(_FORMAT_1.decode(data).files)
+        return Manifest(files, aliases=_aliases(files))
+    document = _FORMAT_2.decode(data)
+    files = _by_path(document.files)
     for path in document.revoked:
-        _check_path(path, where)
+        _place(path)
         if path in files:
-            raise BitstreamError(f"{where}: names and revokes {path}", hint=_HINT)
+            raise ValueError(f"names and revokes {path}")
     return Manifest(
         files,
         document.version,
-        expires,
+        document.expires and document.expires.astimezone(UTC),
         frozenset(document.revoked),
-        _aliases(files, where),
-        _interfaces(document.interfaces, where),
+        _aliases(files),
+        _interfaces(document.interfaces),
     )
 
 
-def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFile]:
+def _by_path(listed: Iterable[ManifestFile]) -> dict[str, ManifestFile]:
     files: dict[str, ManifestFile] = {}
     for file in listed:
-        _check_path(file.path, where)
+        _place(file.path)
         if file.path in files:
-            raise BitstreamError(f"{where}: names {file.path} twice", hint=_HINT)
+            raise ValueError(f"names {file.path} twice")
         files[file.path] = file
     return files
 
 
-def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
+def _aliases(files: Mapping[str, ManifestFile]) -> Aliases:
     """What the files are called, by interface id and alias."""
     found: dict[tuple[InterfaceId, Alias], BitstreamId] = {}
     for path, file in files.items():
         if file.alias is None:
             continue
-        place = find_place(path)
-        if place is None or place.bitstream_id is None:
-            raise BitstreamError(f"{where}: {path}: a blank bitstream has no alias", hint=_HINT)
-        try:
-            alias = parse_alias(file.alias)
-        except ValueError as error:
-            raise BitstreamError(
-                f"{where}: {path}: alias {quote(file.alias)}: {error}", hint=_HINT
-            ) from None
-        key = place.interface_id, alias
+        place = _place(path)
+        if place.bitstream_id is None:
+            raise ValueError(f"{path}: a blank bitstream has no alias")
+        key = place.interface_id, _alias(file.alias, path)
         if key in found:
-            raise BitstreamError(
-                f"{where}: two files of {place.interface_id} have the alias {alias}", hint=_HINT
-            )
+            raise ValueError(f"two files of {place.interface_id} have the alias {file.alias}")
         found[key] = place.bitstream_id
     return found
 
 
-def _interfaces(listed: Sequence[_Interface], where: str) -> InterfaceAliases:
+def _interfaces(listed: Sequence[_Interface]) -> InterfaceAliases:
     """What interface ids are called."""
     found: dict[InterfaceId, Alias] = {}
-    taken = set[Alias]()
     if len(listed) > MAX_INTERFACES:
-        raise BitstreamError(
-            f"{where}: names {len(listed)} interface ids, and {MAX_INTERFACES} are the most",
-            hint=_HINT,
-        )
+        raise ValueError(f"names {len(listed)} interface ids, and {MAX_INTERFACES} are the most")
     for one in listed:
+        alias = _alias(one.alias, f"interface id {quote(one.id)}")
         try:
-            interface_id, alias = parse_interface_id(one.id), parse_alias(one.alias)
+            interface_id = parse_interface_id(one.id)
         except ValueError as error:
-            raise BitstreamError(
-                f"{where}: interface id {quote(one.id)}, alias {quote(one.alias)}: {error}",
-                hint=_HINT,
-            ) from None
+            raise ValueError(f"interface id {quote(one.id)} is {error}") from None
         if interface_id in found:
-            raise BitstreamError(
-                f"{where}: gives the interface id {interface_id} two aliases", hint=_HINT
-            )
-        if alias in taken:
-            raise BitstreamError(f"{where}: two interface ids have the alias {alias}", hint=_HINT)
+            raise ValueError(f"gives the interface id {interface_id} two aliases")
+        if alias in found.values():
+            raise ValueError(f"two interface ids have the alias {alias}")
         found[interface_id] = alias
-        taken.add(alias)
     return found
 
 
-def _check_path(path: str, where: str) -> None:
-    if find_place(path) is None:
-        raise BitstreamError(
-            f"{where}: {quote(path)} is no bitstream's path in a store",
-            hint="paths are <interface id>/<bitstream id> with .gbs, .aocx or .xclbin, or"
-            " <interface id>/blank with .gbs or .xclbin",
+def _alias(text: str, of: str) -> Alias:
+    try:
+        return parse_alias(text)
+    except ValueError as error:
+        raise ValueError(f"{of}: alias {quote(text)}: {error}") from None
+
+
+def _place(path: str) -> Place:
+    if (place := find_place(path)) is None:
+        raise ValueError(
+            f"{quote(path)} is no bitstream's path in a store, as <interface id>/<bitstream id>.gbs"
         )
+    return place
 
 
 def write_manifest(

@@ -13,7 +13,6 @@ do not count as its bitstreams.
 """
 
 import os
-import re
 from dataclasses import dataclass
 
 from fpga_plugin.bitstreams.aocx import Begin
@@ -31,8 +30,6 @@ ENDINGS = "|".join(kind.ending for kind in KINDS)
 """Of bitstreams' files, for regular expressions."""
 
 _BLANKS = [f"{BLANK}.{kind.ending}" for kind in KINDS if kind.blank]
-_NAMED = "|".join(rf"[0-9a-f]{{{kind.digits}}}\.{kind.ending}" for kind in KINDS)
-_PLACE = re.compile(rf"[0-9a-f]{{32}}/({'|'.join(map(re.escape, _BLANKS))}|{_NAMED})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,11 @@ def place_for(
 
 def find_place(relative: str) -> Place | None:
     """The place of a path from a store's root; None: no bitstream can be there."""
-    return place_of_path(relative) if _PLACE.fullmatch(relative) else None
+    try:
+        place = place_of_path(relative)
+    except BitstreamError:
+        return None
+    return place if place.path == relative else None
 
 
 def is_blank(relative: str) -> bool:

@@ -16,10 +16,15 @@ import structlog
 from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import MANIFEST, Aliases, InterfaceAliases
-from fpga_plugin.bitstreams.places import Place, place_for
+from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import FileVerdict
-from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
+from fpga_plugin.errors import (
+    BitstreamNotFoundError,
+    FpgaPluginError,
+    NotPermittedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.ids import BitstreamId, InterfaceId
@@ -76,14 +81,14 @@ class StoreReader:
     async def load(
         self,
         interface_id: InterfaceId,
-        bitstream_id: BitstreamId,
+        bitstream_id: BitstreamId | None,
         takes: type[Image] = RawImage,
     ) -> Bitstream:
         """A verified bitstream.
 
         Args:
             interface_id: of the cards.
-            bitstream_id: its name.
+            bitstream_id: its name; None: the blank bitstream.
             takes: what their driver reads.
 
         Raises:
@@ -93,10 +98,28 @@ class StoreReader:
             NotFinishedError: it is still being written.
             StoreUnavailableError: the store does not answer, or there is no room for a copy.
         """
-        return await self._fetch(
-            place_for(interface_id, bitstream_id, takes),
-            lambda: self.library.load(interface_id, bitstream_id, takes),
-        )
+        place = place_for(interface_id, bitstream_id, takes)
+
+        def read() -> Bitstream:
+            return self.library.load(interface_id, bitstream_id, takes)
+
+        begun = asyncio.get_running_loop().time()
+        try:
+            return await self._threads.run(place.path, read, seconds=LOOK_SECONDS)
+        except LateError:
+            copy = await asyncio.to_thread(self.library.kept, place)
+            if copy is not None:
+                log.warning(
+                    "the store does not answer: a verified copy is used",
+                    file=place.path,
+                    hint=f"check the file system that holds {self.library.store.root}",
+                )
+                return copy
+        left = begun + READ_SECONDS - asyncio.get_running_loop().time()
+        try:
+            return await self._threads.run(place.path, read, seconds=left, least=LOOK_SECONDS)
+        except LateError as late:
+            raise self._unavailable(place.path, late, READ_SECONDS) from None
 
     async def blank(
         self, interface_id: InterfaceId, takes: type[Image] = RawImage
@@ -106,10 +129,10 @@ class StoreReader:
         Raises:
             FpgaPluginError: as `load`.
         """
-        return await self._fetch(
-            place_for(interface_id, None, takes),
-            lambda: self.library.blank(interface_id, takes),
-        )
+        try:
+            return await self.load(interface_id, None, takes)
+        except BitstreamNotFoundError:
+            return None
 
     async def aliases(self) -> Aliases:
         """What the manifest calls bitstreams; while the store does not answer, what it called them.
@@ -216,26 +239,6 @@ class StoreReader:
     async def save(self) -> None:
         """`Library.save`, which does not touch the store."""
         await asyncio.to_thread(self.library.save)
-
-    async def _fetch(self, place: Place, read: Callable[[], T]) -> T | Bitstream:
-        relative = place.path
-        begun = asyncio.get_running_loop().time()
-        try:
-            return await self._threads.run(relative, read, seconds=LOOK_SECONDS)
-        except LateError:
-            copy = await asyncio.to_thread(self.library.kept, place)
-            if copy is not None:
-                log.warning(
-                    "the store does not answer: a verified copy is used",
-                    file=relative,
-                    hint=f"check the file system that holds {self.library.store.root}",
-                )
-                return copy
-        left = begun + READ_SECONDS - asyncio.get_running_loop().time()
-        try:
-            return await self._threads.run(relative, read, seconds=left, least=LOOK_SECONDS)
-        except LateError as late:
-            raise self._unavailable(relative, late, READ_SECONDS) from None
 
     async def _unhurried(self, relative: str, work: Callable[[], T]) -> T:
         """A call that no container's start waits for.
