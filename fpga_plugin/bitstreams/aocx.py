@@ -15,13 +15,15 @@ All AOCX files have one AFU id, so that of a port does not say which of them is 
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.elf import sections
-from fpga_plugin.bitstreams.gbs import HEAD_BYTES, Header, parse_header
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind, Write
+from fpga_plugin.bitstreams.elf import MAGIC, sections
+from fpga_plugin.bitstreams.gbs import HEAD_BYTES, read_gbs
 from fpga_plugin.errors import quote
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import BitstreamId
 
 HASH_SECTION = ".acl.rand_hash"
@@ -43,38 +45,17 @@ _PIECE_OUT = 1 << 20
 
 _HASH = re.compile(rb"[0-9a-fA-F]{40}")
 
-Write = Callable[[bytes], object]
-"""Takes the next bytes of a file; it must take them all."""
 
-Begin = Callable[[int], Write]
-"""Gets how many bytes a file has, and gives what writes them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aocx:
-    """An AOCX file.
-
-    Attributes:
-        hash: the name that it claims, 40 lower-case hex digits.
-        header: of the GBS file inside.
-        gbs_bytes: of the GBS file inside, its header included.
-        sections: name and bytes of each outer section; the names are foreign text.
-    """
-
-    hash: BitstreamId
-    header: Header
-    gbs_bytes: int
-    sections: tuple[tuple[str, int], ...]
-
-
-def read_aocx(file: ByteRange, *, limit: int = MAX_GBS_BYTES, begin: Begin | None = None) -> Aocx:
+def read_aocx(
+    file: ByteRange, begin: Begin | None = None, *, limit: int = MAX_GBS_BYTES
+) -> Contents:
     """Read a whole AOCX file, a piece at a time.
 
     Args:
         file: the file's content.
-        limit: bytes that the GBS file inside may have.
         begin: takes the GBS file inside, once its header is known to be good; None: it is unpacked
             and checked only. What it got is the file only when this function has returned.
+        limit: bytes that the GBS file inside may have.
 
     Raises:
         BitstreamError: this is not an AOCX file that can be used; the message says what and where.
@@ -88,11 +69,10 @@ def read_aocx(file: ByteRange, *, limit: int = MAX_GBS_BYTES, begin: Begin | Non
         )
     binary = _section(file, outer, BINARY_SECTION)
     packed = _section(binary, sections(binary), GBS_SECTION)
-    header, size = _unpack(packed, f"{file.where}: the GBS file inside", limit, begin)
-    return Aocx(
-        hash=BitstreamId(claimed.decode("ascii").lower()),
-        header=header,
-        gbs_bytes=size,
+    return replace(
+        _unpack(packed, f"{file.where}: the GBS file inside", limit, begin),
+        kind=AOCX,
+        bitstream_id=BitstreamId(claimed.decode("ascii").lower()),
         sections=tuple((name, content.size) for name, content in outer.items()),
     )
 
@@ -106,8 +86,8 @@ def _section(file: ByteRange, found: Mapping[str, ByteRange], name: str) -> Byte
     return found[name]
 
 
-def _unpack(packed: ByteRange, where: str, limit: int, begin: Begin | None) -> tuple[Header, int]:
-    """The GBS file of one gzip member, no longer than it says itself: its header and its size.
+def _unpack(packed: ByteRange, where: str, limit: int, begin: Begin | None) -> Contents:
+    """The GBS file of one gzip member, no longer than it says itself.
 
     The header is read before the rest is unpacked, and only a piece is in memory at a time: a small
     file can unpack to a thousand times its size.
@@ -119,25 +99,23 @@ def _unpack(packed: ByteRange, where: str, limit: int, begin: Begin | None) -> t
     if size > limit:
         raise packed.wrong(f"would unpack to {size} bytes; at most {limit} are read")
     head = b""
-    header: Header | None = None
+    found: Contents | None = None
     write: Write | None = None
     done = 0
     for piece in _pieces(packed):
         done += len(piece)
         if done > size:
             raise packed.wrong(f"unpacks to more than the {size} bytes that it says")
-        if header is None:
+        if found is None:
             head += piece
             if len(head) < HEAD_BYTES and done < size:
                 continue
-            header = parse_header(ByteRange.of_bytes(head, where, size=size))
+            found = read_gbs(ByteRange.of_bytes(head, where, size=size))
             write = begin(size) if begin is not None else None
             piece, head = head, b""  # noqa: PLW2901  # all that was held back
         if write is not None:
             write(piece)
-    if header is None:
-        header = parse_header(ByteRange.of_bytes(head, where))  # nothing came out: it says so
-    return header, size
+    return found or read_gbs(ByteRange.of_bytes(head, where))  # nothing came out: it says so
 
 
 def _pieces(packed: ByteRange) -> Iterator[bytes]:
@@ -164,3 +142,6 @@ def _pieces(packed: ByteRange) -> Iterator[bytes]:
             )
     if not unpacker.eof:
         raise packed.wrong("the gzip data ends early")
+
+
+AOCX = FileKind("AOCX", "aocx", 40, "hash", MAGIC, "dfl", RawImage, blank=False, read=read_aocx)

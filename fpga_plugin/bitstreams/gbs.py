@@ -10,10 +10,12 @@ Everything is checked before anything is believed: on a card the kernel checks n
 """
 
 import re
-from dataclasses import dataclass
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.gbs_metadata import GbsMetadata, parse_metadata
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind
+from fpga_plugin.bitstreams.gbs_metadata import parse_metadata
+from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.ids import BitstreamId
 
 GUID = b"XeonFPGA\xb7GBSv001"
 """The first 16 bytes."""
@@ -25,7 +27,7 @@ MAX_METADATA_BYTES = 8191
 """OPAE accepts less than 8192 (METADATA_MAX_LEN, libraries/plugins/xfpga/bitstream.c)."""
 
 HEAD_BYTES = HEADER_BYTES + MAX_METADATA_BYTES + len(GUID)
-"""As much of a file as `parse_header` may need: the header, and how the image begins."""
+"""As much of a file as `read_gbs` may need: the header, and how the image begins."""
 
 _FOREIGN = (
     (
@@ -60,26 +62,13 @@ _TEXT_BYTES = 64
 _TEXT = re.compile(rb"[\t\r\n -~]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What stands before the image.
-
-    Attributes:
-        metadata: what the file says of its image.
-        image_offset: where the image begins, in bytes.
-    """
-
-    metadata: GbsMetadata
-    image_offset: int
-
-
 def _container_of(data: bytes) -> str | None:
     """What kind of container `data` begins like; None: none that is known, a raw image maybe."""
     known = ((GUID, "a GBS file", ""), *_FOREIGN)
     return next((what for magic, what, _ in known if data.startswith(magic)), None)
 
 
-def parse_header(file: ByteRange) -> Header:
+def read_gbs(file: ByteRange, _begin: Begin | None = None) -> Contents:
     """Read the header of a GBS file; of the rest only how it begins.
 
     Raises:
@@ -120,4 +109,16 @@ def parse_header(file: ByteRange) -> Header:
             f"the image at byte {end} is no raw one but {container}",
             "it was packed twice, or signed inside; pack the raw image (RBF) again",
         )
-    return Header(metadata=metadata, image_offset=end)
+    return Contents(
+        kind=GBS,
+        bitstream_id=BitstreamId(metadata.afu_id),
+        interface_id=metadata.interface_id,
+        afu_id=metadata.afu_id,
+        name=metadata.accelerators[0].name,
+        platform_name=metadata.platform_name,
+        image_bytes=file.size - end,
+        details=metadata,
+    )
+
+
+GBS = FileKind("GBS", "gbs", 32, "AFU id", GUID, "dfl", RawImage, blank=True, read=read_gbs)

@@ -35,7 +35,7 @@ _BUILD = "build the file again"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Accelerator:
     """One accelerator of an image.
 
     Attributes:
@@ -57,7 +57,7 @@ class GbsMetadata:
         version: of the schema, as the file writes it; old tools wrote 640 and 650 for 1.
         platform_name: for people; foreign text.
         interface_id: the static part that the image was built for.
-        clusters: its accelerators; at least one.
+        accelerators: at least one.
         power: watts, as the developer declared it; not measured.
         clock_frequency_high: the user clock that the image was built for.
         clock_frequency_low: its half-rate clock.
@@ -67,7 +67,7 @@ class GbsMetadata:
     version: int
     platform_name: str | None
     interface_id: InterfaceId
-    clusters: tuple[Cluster, ...]
+    accelerators: tuple[Accelerator, ...]
     power: float | None
     clock_frequency_high: Frequency
     clock_frequency_low: Frequency
@@ -76,7 +76,12 @@ class GbsMetadata:
     @property
     def afu_id(self) -> AfuId:
         """The id that a port shows: it has room for one, the first."""
-        return self.clusters[0].afu_id
+        return self.accelerators[0].afu_id
+
+    @property
+    def total_contexts(self) -> int:
+        """How many clients that one serves at once."""
+        return self.accelerators[0].total_contexts
 
 
 _Watts = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
@@ -165,8 +170,8 @@ def parse_metadata(raw: ByteRange) -> GbsMetadata:
         version=document.version,
         platform_name=document.platform_name,
         interface_id=_id(parse_interface_id, image.interface_uuid, raw, "interface-uuid"),
-        clusters=tuple(
-            Cluster(
+        accelerators=tuple(
+            Accelerator(
                 _id(
                     parse_afu_id,
                     cluster.accelerator_type_uuid,

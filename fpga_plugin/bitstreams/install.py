@@ -9,6 +9,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.files import (
     Content,
     Progress,
@@ -18,7 +19,7 @@ from fpga_plugin.bitstreams.files import (
     read_bytes,
     write_atomically,
 )
-from fpga_plugin.bitstreams.kinds import Contents, read_data
+from fpga_plugin.bitstreams.kinds import read_data
 from fpga_plugin.bitstreams.places import Place, all_places, is_blank
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.signing import remove_signature

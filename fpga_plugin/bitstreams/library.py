@@ -21,8 +21,8 @@ from typing import TypeVar
 
 import structlog
 
-from fpga_plugin.bitstreams.aocx import Write
 from fpga_plugin.bitstreams.cache import Cache, NewFile
+from fpga_plugin.bitstreams.contents import Write
 from fpga_plugin.bitstreams.files import Content, open_file, pieces_of
 from fpga_plugin.bitstreams.kinds import read_data
 from fpga_plugin.bitstreams.places import Place, place_for, place_of_path

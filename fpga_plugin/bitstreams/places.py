@@ -15,9 +15,9 @@ do not count as its bitstreams.
 import os
 from dataclasses import dataclass
 
-from fpga_plugin.bitstreams.aocx import Begin
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.kinds import BLANK, KINDS, Contents, FileKind, kind_of
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind
+from fpga_plugin.bitstreams.kinds import BLANK, KINDS, kind_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id

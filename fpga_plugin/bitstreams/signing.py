@@ -13,6 +13,7 @@ from datetime import datetime
 
 import msgspec
 
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.files import (
     Progress,
     content_of,
@@ -21,7 +22,6 @@ from fpga_plugin.bitstreams.files import (
     read_digest,
     write_atomically,
 )
-from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.bitstreams.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.files import Content, Progress, digest_of, no_progress, open_file
 from fpga_plugin.bitstreams.gbs_metadata import Frequency
-from fpga_plugin.bitstreams.kinds import Contents, read
+from fpga_plugin.bitstreams.kinds import read
 from fpga_plugin.bitstreams.places import (
     ADD,
     ENDINGS,

@@ -11,11 +11,12 @@ import os
 import sys
 from dataclasses import replace
 
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.facts import FOREIGN, StoredView, facts_of, inspected, lines_of
 from fpga_plugin.bitstreams.files import Content, Progress, no_progress
 from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.install import install, remove
-from fpga_plugin.bitstreams.kinds import BLANK, Contents
+from fpga_plugin.bitstreams.kinds import BLANK
 from fpga_plugin.bitstreams.manifest import in_utc
 from fpga_plugin.bitstreams.places import is_blank
 from fpga_plugin.bitstreams.pod_manifest import pod_manifest

@@ -22,14 +22,14 @@ has a limit. Any bytes give a value or a `BitstreamError`.
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fpga_plugin.bitstreams.byte_range import DAMAGED, ByteRange
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind, XclbinDetails
 from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
 from fpga_plugin.bitstreams.xclbin_shell import VITIS, read_interface
 from fpga_plugin.bitstreams.xclbin_tables import has_dataflow, printable, read_banks
-from fpga_plugin.hardware.image import ComputeKernel, MemoryBank
-from fpga_plugin.ids import AfuId, InterfaceId
+from fpga_plugin.hardware.image import Xclbin
+from fpga_plugin.ids import AfuId, BitstreamId
 
 MAGIC = b"xclbin2\0"
 
@@ -77,35 +77,7 @@ _Sections = Sequence[tuple[str, ByteRange]]
 """Those that have content: the name of the kind, or its number, and where the bytes are."""
 
 
-@dataclass(frozen=True, slots=True)
-class XclbinFacts:
-    """What an xclbin says of itself.
-
-    Attributes:
-        uuid: its name, and what the driver shows once it is loaded.
-        interface_id: the shell that it was built for.
-        name: of the project, for people; foreign text.
-        platform_name: VBNV, for people; foreign text.
-        version: of the XRT that it was built with (`2.19.0`); 0 where the tool wrote none.
-        image_bytes: of the section that is programmed.
-        kernels, slot_size, dataflow, banks: as `hardware.image.Xclbin` has them.
-        sections: kind and bytes of each.
-    """
-
-    uuid: AfuId
-    interface_id: InterfaceId
-    name: str
-    platform_name: str
-    version: str
-    image_bytes: int
-    kernels: tuple[ComputeKernel, ...]
-    slot_size: int
-    dataflow: bool
-    banks: tuple[MemoryBank, ...]
-    sections: tuple[tuple[str, int], ...]
-
-
-def read_xclbin(file: ByteRange) -> XclbinFacts:
+def read_xclbin(file: ByteRange, _begin: Begin | None = None) -> Contents:
     """Read an xclbin's header, tables and metadata.
 
     Raises:
@@ -141,17 +113,21 @@ def read_xclbin(file: ByteRange) -> XclbinFacts:
     image = _section(file, sections, "BITSTREAM")
     units, banks = (_only(file, sections, kind) for kind in ("IP_LAYOUT", "MEM_TOPOLOGY"))
     kernels = read_kernels(_section(file, sections, "EMBEDDED_METADATA"))
-    return XclbinFacts(
-        uuid=AfuId(uuid.hex()),
+    return Contents(
+        kind=XCLBIN,
+        bitstream_id=BitstreamId(uuid.hex()),
         interface_id=read_interface(_section(file, sections, "PARTITION_METADATA")),
+        afu_id=AfuId(uuid.hex()),
         name=kernels.name,
         platform_name=printable(platform),
-        version=f"{major}.{minor}.{patch}",
         image_bytes=image.size,
-        kernels=kernels.kernels,
-        slot_size=kernels.slot_size,
-        dataflow=units is not None and has_dataflow(units),
-        banks=() if banks is None else read_banks(banks),
+        details=XclbinDetails(
+            xrt_version=f"{major}.{minor}.{patch}",
+            kernels=kernels.kernels,
+            slot_size=kernels.slot_size,
+            dataflow=units is not None and has_dataflow(units),
+            memory_banks=() if banks is None else read_banks(banks),
+        ),
         sections=tuple((kind, content.size) for kind, content in sections),
     )
 
@@ -204,3 +180,8 @@ def _section(file: ByteRange, sections: _Sections, kind: str) -> ByteRange:
             "cards with UltraScale+ devices are served: U50, U55C, U200, U250, U280",
         )
     raise file.wrong(f"has no section {kind}", VITIS)
+
+
+XCLBIN = FileKind(
+    "xclbin", "xclbin", 32, "uuid", MAGIC, "xrt", Xclbin, blank=True, read=read_xclbin
+)

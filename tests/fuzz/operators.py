@@ -19,15 +19,21 @@ from fpga_plugin.bitstreams.elf import sections
 from fpga_plugin.bitstreams.facts import inspected, lines_of
 from fpga_plugin.bitstreams.files import content_of
 from fpga_plugin.bitstreams.gbs_metadata import parse_metadata
-from fpga_plugin.bitstreams.kinds import XCLBIN, image_of
+from fpga_plugin.bitstreams.kinds import image_of
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, parse_manifest, write_manifest
 from fpga_plugin.bitstreams.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstreams.signatures import load_keys
 from fpga_plugin.bitstreams.trust import Trust
+from fpga_plugin.bitstreams.xclbin import XCLBIN
 from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
 from fpga_plugin.demo.pod_manifest import ManifestError, read_manifest
-from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError, SettingsError
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    NotPermittedError,
+    SettingsError,
+)
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask
@@ -87,7 +93,7 @@ def _elf(data: bytes) -> None:
 
 def _metadata(data: bytes) -> None:
     with suppress(BitstreamError):
-        assert parse_metadata(ByteRange.of_bytes(data, "f")).clusters
+        assert parse_metadata(ByteRange.of_bytes(data, "f")).accelerators
 
 
 def _manifest(data: bytes) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, parse_header
+from fpga_plugin.bitstreams.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, read_gbs
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
@@ -45,8 +45,8 @@ def gbs(document=DOCUMENT, image: bytes = IMAGE) -> bytes:
 
 
 def parse_gbs(data: bytes, *, where: str) -> SimpleNamespace:
-    header = parse_header(ByteRange.of_bytes(data[:HEAD_BYTES], where, size=len(data)))
-    return SimpleNamespace(metadata=header.metadata, image=data[header.image_offset :])
+    contents = read_gbs(ByteRange.of_bytes(data[:HEAD_BYTES], where, size=len(data)))
+    return SimpleNamespace(metadata=contents.details, image=contents.image(data).data)
 
 
 def changed(path: str, value: object) -> bytes:
@@ -79,8 +79,8 @@ def test_a_file_of_opaes_packager_is_read_whole():
     assert (metadata.version, metadata.platform_name, metadata.power) == (1, "DCP", 50)
     assert (metadata.clock_frequency_high, metadata.clock_frequency_low) == (312.5, "auto-156.25")
     assert metadata.top_interface == "ccip_std_afu"
-    (cluster,) = metadata.clusters
-    assert (cluster.name, cluster.total_contexts) == ("nlb_400", 1)
+    (accelerator,) = metadata.accelerators
+    assert (accelerator.name, accelerator.total_contexts) == ("nlb_400", 1)
 
 
 def test_what_the_schema_leaves_out_may_be_absent():
@@ -106,7 +106,7 @@ def test_of_several_accelerators_the_first_is_what_the_port_shows():
     data = changed("afu-image/accelerator-clusters", [first, second])
     metadata = parse_gbs(data, where="a").metadata
     assert metadata.afu_id == AFU
-    assert [cluster.name for cluster in metadata.clusters] == ["nlb_400", "second"]
+    assert [cluster.name for cluster in metadata.accelerators] == ["nlb_400", "second"]
 
 
 def test_every_accelerator_of_several_has_a_proper_id():
@@ -264,7 +264,7 @@ def test_a_container_in_place_of_the_image_shows_by_the_head_of_the_longest_meta
     data = gbs({**DOCUMENT, "x": "y" * padding}, GUID + bytes(5000))
     assert len(data) - 5000 == HEAD_BYTES
     with pytest.raises(BitstreamError, match="no raw one but a GBS file"):
-        parse_header(ByteRange.of_bytes(data[:HEAD_BYTES], "a", size=len(data)))
+        read_gbs(ByteRange.of_bytes(data[:HEAD_BYTES], "a", size=len(data)))
 
 
 @pytest.mark.parametrize("text", ["auto-....", "auto-", "auto-1.", "auto-.5", "Auto", "auto-1e3"])
@@ -295,8 +295,8 @@ def test_control_characters_of_a_file_do_not_reach_the_message():
 
 def test_the_header_is_read_without_the_image():
     data = gbs(image=bytes(HEAD_BYTES))
-    header = parse_header(ByteRange.of_bytes(data[:HEAD_BYTES], "a", size=len(data)))
-    assert header.image_offset == len(data) - HEAD_BYTES
+    contents = read_gbs(ByteRange.of_bytes(data[:HEAD_BYTES], "a", size=len(data)))
+    assert contents.image_bytes == HEAD_BYTES
 
 
 @settings(deadline=None)  # machines are slow at times

@@ -17,8 +17,8 @@ import pytest
 from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 
+from fpga_plugin.bitstreams import aocx as aocx_module
 from fpga_plugin.bitstreams import cache as cache_module
-from fpga_plugin.bitstreams import kinds
 from fpga_plugin.bitstreams import library as library_module
 from fpga_plugin.bitstreams.cache import Cache
 from fpga_plugin.bitstreams.library import Library
@@ -560,7 +560,7 @@ def test_an_aocx_file_is_unpacked_once_into_a_copy_that_is_mapped(
     assert kept(copies) == {path.name for path in copies.iterdir()} == {unpacked_digest()}
     library.save()
     for later in (library, make()):  # a restart, too
-        monkeypatch.setattr(kinds, "read_aocx", None)
+        monkeypatch.setattr(aocx_module, "sections", None)
         loaded = load_packed(later)
         assert loaded.image.data[:16].hex() == AFU
         assert loaded.image.data.nbytes == 16 + (3 << 20)
