@@ -16,10 +16,10 @@ import os
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TypeVar
 
 import structlog
+from msgspec import structs
 
 from fpga_plugin.bitstreams.cache import Cache, NewFile
 from fpga_plugin.bitstreams.contents import Write
@@ -189,7 +189,7 @@ class Library:
             if not known.cached:
                 return None
             problem = self._distrust(place, known.content)
-            known = replace(known, trust=trust, problem=problem)
+            known = structs.replace(known, trust=trust, problem=problem)
         self._verdicts.learn(place.path, known, changes)
         return known
 
@@ -249,10 +249,10 @@ class Library:
                 try:
                     file = self._unpack(place, copy, stack, evict=evict)
                     self._cache.keep(file, evict=evict)
-                    known, data = replace(known, cached=file.sha256), file.map()
+                    known, data = structs.replace(known, cached=file.sha256), file.map()
                 except BitstreamError as error:
                     problem = _bare(error)
-        known = replace(known, problem=problem)
+        known = structs.replace(known, problem=problem)
         self._verdicts.learn(place.path, known, changes)
         with self._counting:
             self.verifications.add("good" if problem is None else problem.kind)

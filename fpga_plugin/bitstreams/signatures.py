@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fpga_plugin.bitstreams.files import read_bytes
+from fpga_plugin.bitstreams.files import Content, read_bytes
 from fpga_plugin.bitstreams.manifest import MANIFEST
 from fpga_plugin.bitstreams.places import find_place
 from fpga_plugin.errors import BitstreamError
@@ -44,13 +44,12 @@ MAX_KEY_BYTES = 16 << 10
 _MAX_KEYS = 100
 
 
-def statement(path: str, *, sha256: str, size: int) -> bytes:
+def statement(path: str, content: Content) -> bytes:
     """What a signature of a file signs.
 
     Args:
         path: of the file from the store's root; it gives role and interface id.
-        sha256: of all its bytes, 64 lower-case hex digits.
-        size: how many.
+        content: what is in it.
 
     Raises:
         ValueError: nothing at that path can be signed.
@@ -63,7 +62,7 @@ def statement(path: str, *, sha256: str, size: int) -> bytes:
         lines.append(f"interface id: {place.interface_id}")
     else:
         raise ValueError("no path of a bitstream or manifest in a store")
-    lines += [f"path: {path}", f"sha256: {sha256}", f"size: {size}"]
+    lines += [f"path: {path}", f"sha256: {content.sha256}", f"size: {content.size}"]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

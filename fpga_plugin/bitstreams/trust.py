@@ -264,8 +264,7 @@ class Trust:
                 f"{beside} has {len(signature)} bytes where a raw Ed25519 signature has"
                 f" {SIGNATURE_BYTES}"
             )
-        signed = statement(relative, sha256=content.sha256, size=content.size)
-        if (name := signer(keys, signature, signed)) is None:
+        if (name := signer(keys, signature, statement(relative, content))) is None:
             raise NotPermittedError(
                 f"{beside} is of other bytes, of another path than {relative}, of no key in"
                 f" {', '.join([*keys][:5])}, or of the bare file, as earlier versions signed"

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fpga_plugin.bitstreams.files import content_of
+from fpga_plugin.bitstreams.files import Content, content_of
 from fpga_plugin.bitstreams.manifest import (
     MAX_INTERFACES,
     MAX_VERSION,
@@ -233,8 +233,7 @@ def refusal(*args, **kwargs) -> str:
 
 def signature(key, path: str, content: bytes) -> bytes:
     """Of these bytes at this place in a store."""
-    digest = hashlib.sha256(content).hexdigest()
-    return key.sign(statement(path, sha256=digest, size=len(content)))
+    return key.sign(statement(path, content_of(content)))
 
 
 def write(path: Path, data: bytes) -> None:
@@ -277,7 +276,7 @@ def test_signed_takes_an_accelerators_own_signature(root, keys, key):
 
 def test_a_statement_is_this_text():
     """What is signed somewhere else, by openssl or an HSM, must never change by accident."""
-    assert statement(FILE, sha256=DIGEST, size=7) == (
+    assert statement(FILE, Content(DIGEST, 7)) == (
         b"fpga-plugin signed statement 1\n"
         b"role: accelerator\n"
         b"interface id: ce48969398f05f33946d560708be108a\n"
@@ -285,8 +284,8 @@ def test_a_statement_is_this_text():
         b"sha256: " + b"a" * 64 + b"\n"
         b"size: 7\n"
     )
-    assert b"\nrole: blank\n" in statement(BLANK, sha256=DIGEST, size=7)
-    assert statement("manifest.json", sha256=DIGEST, size=7) == (
+    assert b"\nrole: blank\n" in statement(BLANK, Content(DIGEST, 7))
+    assert statement("manifest.json", Content(DIGEST, 7)) == (
         b"fpga-plugin signed statement 1\nrole: manifest\npath: manifest.json\n"
         b"sha256: " + b"a" * 64 + b"\nsize: 7\n"
     )
@@ -297,7 +296,7 @@ def test_a_statement_is_this_text():
 )
 def test_nothing_else_can_be_stated(path):
     with pytest.raises(ValueError, match="no path"):
-        statement(path, sha256=DIGEST, size=7)
+        statement(path, Content(DIGEST, 7))
 
 
 @pytest.mark.parametrize(
@@ -508,7 +507,7 @@ def test_a_key_that_cannot_sign_is_refused(tmp_path, key, kind):
 def test_openssl_signs_a_statement_as_the_documentation_says(tmp_path, root, keys, key):
     write(tmp_path / "private.pem", pem(key))
     digest = hashlib.sha256(b"content").hexdigest()
-    write(tmp_path / "statement", statement(FILE, sha256=digest, size=7))
+    write(tmp_path / "statement", statement(FILE, Content(digest, 7)))
     subprocess.run(
         [
             *("openssl", "pkeyutl", "-sign", "-rawin", "-inkey", tmp_path / "private.pem"),
