@@ -82,7 +82,7 @@ class StoreIndex:
                 continue
             for relative in sorted(filter(None, changes)):
                 await self._one(relative)
-            await self._reader.save()
+            await asyncio.to_thread(self._library.save)  # which does not touch the store
 
     async def _something_new(self) -> None:
         """Wait for the watcher's word, or until the manifest expires."""
@@ -161,7 +161,7 @@ class StoreIndex:
         for gone in self._reported.keys() - {"", *present}:
             if "/" in gone:
                 del self._reported[gone]
-        await self._reader.tidy(present)
+        await asyncio.to_thread(self._library.tidy, present)  # neither does this
 
     async def _one(self, relative: str) -> None:
         verdict: FileVerdict | None

@@ -29,7 +29,13 @@ from fpga_plugin.bitstreams.places import Place, place_for, place_of_path
 from fpga_plugin.bitstreams.store import Bitstream, Store
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.bitstreams.verdicts import FileVerdict, Verdicts
-from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    FpgaPluginError,
+    NotFinishedError,
+    NotPermittedError,
+)
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.file_identity import version_at
 from fpga_plugin.host.instruments import Counter
@@ -91,7 +97,7 @@ class Library:
         place = place_for(interface_id, bitstream_id, takes)
         try:
             return self._fetch(place)
-        except (FileNotFoundError, NotADirectoryError):
+        except BitstreamNotFoundError:
             self.store.not_found(place)
 
     def kept(self, place: Place) -> Bitstream | None:
@@ -117,7 +123,7 @@ class Library:
             place = place_of_path(os.path.join(self.store.root, relative))
             known = self._known(place)
             return known or self._verify(place, evict=False)[0]
-        except (FileNotFoundError, NotADirectoryError):
+        except BitstreamNotFoundError:
             self.forget(relative)
             return None
         except BitstreamError as error:
@@ -221,7 +227,7 @@ class Library:
             evict: copies that were not used for longest go where there is no room for this one.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: there is no such file.
+            BitstreamNotFoundError: there is no such file.
             BitstreamError: it must not be opened, or changed while it was read.
             NotFinishedError: it is still being written.
             StoreUnavailableError: there is no room for a copy.

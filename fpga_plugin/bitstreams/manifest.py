@@ -27,6 +27,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -243,21 +244,19 @@ def write_manifest(
     interfaces: InterfaceAliases | None = None,
 ) -> bytes:
     """The text of a manifest: one file a line, in order of path, so that changes can be read."""
-    head = [f'  "format": 2,\n  "version": {version},\n']
+    fields: dict[str, object] = {"format": 2, "version": version}
     if expires is not None:
-        head.append(f'  "expires": {json.dumps(in_utc(expires))},\n')
-    if gone := [f"    {json.dumps(path)}" for path in sorted(revoked)]:
-        head.append(f'  "revoked": {_array(gone)},\n')
-    if interfaces:
-        called = [
-            f"    {json.dumps({'id': one, 'alias': interfaces[one]})}" for one in sorted(interfaces)
-        ]
-        head.append(f'  "interfaces": {_array(called)},\n')
-    lines = [
-        f"    {json.dumps(msgspec.to_builtins(file))}"
-        for file in sorted(files, key=lambda file: file.path)
-    ]
-    return f'{{\n{"".join(head)}  "files": {_array(lines)}\n}}\n'.encode()
+        fields["expires"] = in_utc(expires)
+    lists: dict[str, Sequence[object]] = {
+        "revoked": sorted(revoked),
+        "interfaces": [{"id": one, "alias": of} for one, of in sorted((interfaces or {}).items())],
+        "files": sorted(files, key=attrgetter("path")),
+    }
+    lines = [f'  "{name}": {json.dumps(value)}' for name, value in fields.items()]
+    for name, values in lists.items():
+        if values or name == "files":
+            lines.append(f'  "{name}": {_array(values)}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def in_utc(time: datetime) -> str:
@@ -265,5 +264,6 @@ def in_utc(time: datetime) -> str:
     return f"{time.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()}Z"
 
 
-def _array(lines: list[str]) -> str:
+def _array(values: Iterable[object]) -> str:
+    lines = [f"    {json.dumps(msgspec.to_builtins(value))}" for value in values]
     return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"

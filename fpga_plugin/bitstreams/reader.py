@@ -76,7 +76,7 @@ class StoreReader:
 
     def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
         """Where the blank bitstream of an interface id is expected, for cards that take such."""
-        return self.library.store.blank_path(interface_id, takes)
+        return self.library.store.at(place_for(interface_id, None, takes))
 
     async def load(
         self,
@@ -231,14 +231,6 @@ class StoreReader:
             and entry.contents.name == wanted
         )
         return " or ".join([*dict.fromkeys(found)][:_NAMED])
-
-    async def tidy(self, present: Iterable[str]) -> None:
-        """`Library.tidy`, which does not touch the store."""
-        await asyncio.to_thread(self.library.tidy, present)
-
-    async def save(self) -> None:
-        """`Library.save`, which does not touch the store."""
-        await asyncio.to_thread(self.library.save)
 
     async def _unhurried(self, relative: str, work: Callable[[], T]) -> T:
         """A call that no container's start waits for.

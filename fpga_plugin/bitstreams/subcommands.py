@@ -40,7 +40,6 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.host.columns import columns
-from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import TrustMode
 
 _LARGE = 64 << 20
@@ -68,27 +67,22 @@ def _store(args: argparse.Namespace) -> Store:
 def show_store(args: argparse.Namespace) -> int:
     """Show the store."""
     store = _store(args)
-    judged = [_judged(store, entry, args) for entry in store.list()]
-    entries = [entry for entry, _ in judged]
     names = _names(store, args)
+    files = [_stored(*_judged(store, entry, args), names) for entry in store.list()]
     if args.json:
-        shown = [_stored(entry, names, trust) for entry, trust in judged]
-        print(json.dumps(shown, indent=2))
+        print(json.dumps(files, indent=2))
         return DONE
-    if not entries:
+    if not files:
         print(f"{_plain(args.dir)}: no bitstreams")
         return DONE
     rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
-    rows += [
-        (*_row(entry, names), trust or "-") for entry, trust in judged if entry.problem is None
-    ]
+    rows += [_row(file) for file in files if file["problem"] is None]
     if len(rows) > 1:
         print("\n".join(columns(rows)))
-    for entry in entries:
-        if entry.problem is not None:
-            print(f"problem: {_plain(entry.problem.message)}")
-            if entry.problem.hint:
-                print(f"         {_plain(entry.problem.hint)}")
+    for problem in filter(None, (file["problem"] for file in files)):
+        print(f"problem: {_plain(problem['message'])}")
+        if problem["hint"]:
+            print(f"         {_plain(problem['hint'])}")
     return DONE
 
 
@@ -360,35 +354,32 @@ def _names(store: Store, args: argparse.Namespace) -> Names:
         return Names()
 
 
-def _alias(entry: StoreEntry, names: Names) -> str | None:
-    if entry.interface_id is None or entry.bitstream_id is None:
-        return None
-    return names.bitstream(entry.interface_id, entry.bitstream_id) or None
-
-
-def _row(entry: StoreEntry, names: Names) -> tuple[str, str, str, str]:
-    name = quote(entry.contents.name) if entry.contents else ""
-    name = _alias(entry, names) or name
+def _row(file: StoredView) -> tuple[str, str, str, str, str]:
+    title = quote(file["metadata"]["name"]) if file["metadata"] else ""
     return (
-        names.interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
-        BLANK if entry.blank else entry.bitstream_id or "",
-        str(entry.size),
-        name,
+        file["interface_alias"] or file["interface_id"] or "",
+        BLANK if file["blank"] else file["bitstream_id"] or "",
+        str(file["bytes"]),
+        file["alias"] or title,
+        file["trust"] or "-",
     )
 
 
-def _stored(entry: StoreEntry, names: Names, trust: str) -> StoredView:
+def _stored(entry: StoreEntry, trust: str, names: Names) -> StoredView:
     problem = entry.problem
+    interface_id, bitstream_id = entry.interface_id, entry.bitstream_id
     return {
         "path": entry.path,
-        "interface_id": entry.interface_id,
-        "bitstream_id": entry.bitstream_id,
+        "interface_id": interface_id,
+        "bitstream_id": bitstream_id,
         "blank": entry.blank,
         "bytes": entry.size,
         "metadata": facts_of(entry.contents) if entry.contents else None,
         "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
-        "alias": _alias(entry, names),
-        "interface_alias": names.interfaces.get(InterfaceId(entry.interface_id or "")),
+        "alias": names.by_id.get((interface_id, bitstream_id))
+        if interface_id and bitstream_id
+        else None,
+        "interface_alias": names.interfaces.get(interface_id) if interface_id else None,
         "trust": trust,
     }
 

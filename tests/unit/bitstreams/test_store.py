@@ -291,7 +291,11 @@ def test_the_blank_bitstream_may_have_any_afu_id(library, store, root):
     (root / INTERFACE / "blank.gbs").write_bytes(gbs(afu=OTHER_AFU))
     blank = library.load(INTERFACE, None)
     assert blank.afu_id == OTHER_AFU
-    assert blank.path == store.blank_path(INTERFACE) == str(root / INTERFACE / "blank.gbs")
+    assert (
+        blank.path
+        == store.at(place_for(INTERFACE, None, RawImage))
+        == str(root / INTERFACE / "blank.gbs")
+    )
 
 
 def test_no_blank_bitstream_is_no_error(library, tmp_path):
