@@ -318,8 +318,7 @@ class Trust:
             NotPermittedError: there is one, and it cannot be used.
         """
         version = self._manifest_version()
-        with self._lock:
-            cached = self._manifest
+        cached = self._manifest  # read and bound at once: no lock is held while the store is asked
         if cached is None or cached[0] != version:
             result: _Manifest | BitstreamError
             try:
@@ -327,9 +326,7 @@ class Trust:
             except BitstreamError as error:
                 result = error
                 log.error("nothing of the store is trusted", error=str(error))  # noqa: TRY400  # no traceback: the operator's file
-            cached = version, result
-            with self._lock:
-                self._manifest = cached
+            self._manifest = cached = version, result
         if isinstance(cached[1], BitstreamError):
             raise NotPermittedError(
                 f"nothing of the store is trusted: {cached[1].message}", hint=cached[1].hint
