@@ -15,9 +15,6 @@ earlier ones named and this one does not. `alias` is what pods may ask for in pl
 id; of one interface id, no two files have the same. `interfaces` says what people call interface
 ids; no two have the same alias. `expires`, `revoked`, `interfaces` and `alias` may be left out.
 
-Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
-it trusted.
-
 Strict, because a manifest that is misread guards nothing: unknown fields,
 a path twice, or a path that no bitstream can have are errors.
 """
@@ -88,16 +85,7 @@ class _Interface(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: _Alias
 
 
-class _Head(msgspec.Struct, frozen=True):
-    format: int = 1
-
-
-class _Format1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
-    files: list[ManifestFile]
-
-
-class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[2]
     version: _Version
     files: list[ManifestFile]
@@ -106,10 +94,7 @@ class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interfaces: list[_Interface] = []
 
 
-# Made at import: see kubernetes/kubelet/checkpoint.py
-_HEAD = msgspec.json.Decoder(_Head)
-_FORMAT_1 = msgspec.json.Decoder(_Format1)
-_FORMAT_2 = msgspec.json.Decoder(_Format2)
+_DOCUMENT = msgspec.json.Decoder(_Document)  # made at import: see kubernetes/kubelet/checkpoint.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +103,7 @@ class Manifest:
 
     Attributes:
         files: by path from its root.
-        version: higher than that of every manifest before; None in format 1.
+        version: higher than that of every manifest before; 0: there is no manifest.
         expires: from when on it counts no more, in UTC; None: never.
         revoked: paths that earlier manifests named and this one does not.
         aliases: bitstreams by interface id and what people call them; of `files`.
@@ -126,7 +111,7 @@ class Manifest:
     """
 
     files: Mapping[str, ManifestFile]
-    version: int | None = None
+    version: int = 0
     expires: datetime | None = None
     revoked: frozenset[str] = frozenset()
     aliases: Aliases = field(default_factory=dict, compare=False)
@@ -156,10 +141,7 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
 
 def _parse(data: bytes) -> Manifest:
     """Raises ValueError where it could be misunderstood, and what msgspec raises."""
-    if _HEAD.decode(data).format == 1:
-        files = _by_path(_FORMAT_1.decode(data).files)
-        return Manifest(files, aliases=_aliases(files))
-    document = _FORMAT_2.decode(data)
+    document = _DOCUMENT.decode(data)
     files = _by_path(document.files)
     for path in document.revoked:
         _place(path)

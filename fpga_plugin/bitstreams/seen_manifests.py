@@ -126,15 +126,10 @@ class SeenManifests:
             The record with it.
 
         Raises:
-            NotPermittedError: it has no version, is not the newest, or has expired; or the record
-                cannot be used.
+            NotPermittedError: it is not the newest, or has expired; or the record cannot be used.
             NotFinishedError: the record could not be written just now.
         """
-        if (version := manifest.version) is None:
-            raise NotPermittedError(
-                "it has no version, so that an older one could be put in its place",
-                hint=f"write and sign it again with {_SIGN}",
-            )
+        version = manifest.version
         with self._lock:
             seen = self._get()
             if version < seen.version:

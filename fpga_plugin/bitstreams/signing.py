@@ -39,8 +39,6 @@ from fpga_plugin.ids import Alias, InterfaceId
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""
 
-_RENEW = "write it again with `fpga-plugin bitstream sign --manifest`"
-
 
 def statement_of(file: str, progress: Progress = no_progress) -> tuple[str, bytes]:
     """The path in a store that a file is for, and what is to be signed for it to be trusted there.
@@ -51,8 +49,7 @@ def statement_of(file: str, progress: Progress = no_progress) -> tuple[str, byte
     """
     if os.path.basename(os.path.abspath(file)) == MANIFEST:
         data = read_bytes(file, limit=MAX_MANIFEST_BYTES)
-        if parse_manifest(data, where=file).version is None:
-            raise BitstreamError(f"{file}: is of a format without a version", hint=_RENEW)
+        parse_manifest(data, where=file)
         return MANIFEST, statement(MANIFEST, content_of(data))
     contents, content = look(file, progress)
     path = place_of(file, contents).path
@@ -143,13 +140,13 @@ def renew_manifest(
     revoked = (before.revoked | before.files.keys()) - files.keys()
     wanted = {**before.interfaces, **(interfaces or {})}
     called = {interface_id: alias for interface_id, alias in wanted.items() if alias is not None}
-    if before.version is not None and version in {None, before.version}:
+    if before.version and version in {None, before.version}:
         same = Manifest(files, before.version, expires, revoked, interfaces=called)
         if same == before:
             if key is not None:
                 sign_file(path, key)
             return before, False
-    version = _next_version(path, before.version or 0, version)
+    version = _next_version(path, before.version, version)
     data = write_manifest(
         files.values(), version=version, expires=expires, revoked=revoked, interfaces=called
     )

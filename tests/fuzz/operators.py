@@ -101,13 +101,13 @@ def _manifest(data: bytes) -> None:
         read = parse_manifest(data, where="f")
         written = write_manifest(
             read.files.values(),
-            version=read.version or 1,
+            version=read.version,
             expires=read.expires,
             revoked=read.revoked,
         )
         again = parse_manifest(written, where="f")
         assert (again.files, again.revoked) == (read.files, read.revoked)
-        assert again.version == (read.version or 1)
+        assert again.version == read.version
         assert again.expires == (read.expires and read.expires.replace(microsecond=0))
 
 
