@@ -82,7 +82,7 @@ class StoreIndex:
                 continue
             for relative in sorted(filter(None, changes)):
                 await self._one(relative)
-            await asyncio.to_thread(self._library.save)  # which does not touch the store
+            await asyncio.to_thread(self._library.verdicts.save)  # which does not touch the store
 
     async def _something_new(self) -> None:
         """Wait for the watcher's word, or until the manifest expires."""
@@ -120,11 +120,11 @@ class StoreIndex:
     def changed(self, relative: str | None) -> None:
         """Something may have changed (`host.watcher.WatchTarget`)."""
         if relative is None or relative in _EVERYTHING:
-            self._library.doubt()
+            self._library.verdicts.doubt_all()
             self._look_at(None)
         else:
             relative = relative.removesuffix(ENDING)
-            self._library.forget(relative)
+            self._library.verdicts.forget(relative)
             self._look_at(relative)
 
     def _answered(self, relative: str) -> None:

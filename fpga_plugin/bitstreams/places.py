@@ -158,18 +158,15 @@ def place_of_path(path: str) -> Place:
         interface_id = parse_interface_id(name)
     except ValueError as error:
         raise BitstreamError(f"{path}: the directory's name {quote(name)} is {error}") from None
-    for place in all_places(interface_id, None):
-        if place.path.endswith(f"/{file}"):
-            return place
     stem, ending = os.path.splitext(file)
     try:
-        bitstream_id = parse_bitstream_id(stem)
+        bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
     except ValueError as error:
         raise BitstreamError(
             f"{path}: the name {quote(stem)} is {error}",
             hint=f"{INSTALL} names files as the store expects them",
         ) from None
-    if bitstream_id != stem:
+    if bitstream_id not in {None, stem}:
         raise BitstreamError(
             f"{path}: bitstream ids are written as lower-case hex digits without dashes",
             hint=f"rename the file to {bitstream_id}{ending}",
@@ -177,7 +174,8 @@ def place_of_path(path: str) -> Place:
     for place in all_places(interface_id, bitstream_id):
         if ending == f".{place.kind.ending}":
             return place
+    what = f"{len(stem)} hex digits do" if bitstream_id else "`blank` does"
     raise BitstreamError(
-        f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
+        f"{path}: {what} not name a file that ends in {ending}",
         hint=f"{INSTALL} names files as the store expects them",
     )

@@ -144,7 +144,7 @@ NAMES = {
     "a" * 250 + ".gbs": f"the name '{'a' * 64}'... is not 32 hex digits",
     f"{HASH}.gbs": "40 hex digits do not name a file that ends in .gbs",
     f"{AFU}.aocx": "32 hex digits do not name a file that ends in .aocx",
-    "blank.aocx": "the name 'blank' is not 32 hex digits",
+    "blank.aocx": "`blank` does not name a file that ends in .aocx",
     f"{AFU}.gbs.gbs": f"the name '{AFU}.gbs' is not 32 hex digits",
 }
 
