@@ -129,7 +129,7 @@ class StoreIndex:
 
     def _answered(self, relative: str) -> None:
         """A file, or with an empty path the store's directory, was late and answers now."""
-        if relative != HEADERS:
+        if relative not in {HEADERS, MANIFEST}:
             self._look_at(relative or None)
 
     def _look_at(self, relative: str | None) -> None:

@@ -162,19 +162,14 @@ class StoreReader:
     async def _read_names(self) -> Names:
         seconds = READ_SECONDS if self._names is None else LOOK_SECONDS
         try:
-            self._names = await self._threads.run(
-                MANIFEST, self.library.trust.names, seconds=seconds
-            )
+            read = self.library.trust.names
+            self._names = await self._threads.run(MANIFEST, read, seconds=seconds)
         except NotPermittedError:
             self._names = None  # nothing of such a manifest counts
             raise
-        except LateError:
+        except LateError as late:
             if self._names is None:
-                raise StoreUnavailableError(
-                    f"{self.library.store.root}/{MANIFEST}: not read within {seconds:.0f} s",
-                    hint="kubelet's next attempt uses it; if not, check the file system that holds"
-                    " the store",
-                ) from None
+                raise self._unavailable(MANIFEST, late, seconds) from None
         return self._names
 
     @property

@@ -168,18 +168,13 @@ class _Reader:
                 if len(self._kernels) == MAX_KERNELS:
                     raise self._refused(f"has more than {MAX_KERNELS} kernels")
                 self._kernel = _Kernel(name, attributes.get("swReset") == "true")
-            case ("kernel", "port"):
-                self._port(self._open, attributes)
-            case ("kernel", "arg"):
-                self._argument(self._open, attributes)
+            case ("kernel", "port") if self._kernel is not None:
+                self._port(self._kernel, attributes)
+            case ("kernel", "arg") if self._kernel is not None:
+                self._argument(self._kernel, attributes)
             case ("kernel", "instance", "addrRemap"):
                 self._number(attributes, "base", "an addrRemap", most=(1 << 64) - 1)
                 self._units += 1
-
-    @property
-    def _open(self) -> _Kernel:
-        assert self._kernel is not None, "its children are inside it"
-        return self._kernel
 
     def _port(self, kernel: _Kernel, attributes: dict[str, str]) -> None:
         if kernel.range is not None:
