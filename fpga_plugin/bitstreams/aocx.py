@@ -15,13 +15,15 @@ All AOCX files have one AFU id, so that of a port does not say which of them is 
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.elf import ElfSection, sections
-from fpga_plugin.bitstreams.gbs import HEAD_BYTES, Header, parse_header
-from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind, Write
+from fpga_plugin.bitstreams.elf import MAGIC, sections
+from fpga_plugin.bitstreams.gbs import HEAD_BYTES, read_gbs
+from fpga_plugin.errors import quote
+from fpga_plugin.hardware.image import RawImage
 from fpga_plugin.ids import BitstreamId
 
 HASH_SECTION = ".acl.rand_hash"
@@ -42,124 +44,81 @@ _PIECE_IN = 64 << 10
 _PIECE_OUT = 1 << 20
 
 _HASH = re.compile(rb"[0-9a-fA-F]{40}")
-_DAMAGED = "the file is cut off or damaged; copy or build it again"
-
-
-Write = Callable[[bytes], object]
-"""Takes the next bytes of a file; it must take them all."""
-
-Begin = Callable[[int], Write]
-"""Gets how many bytes a file has, and gives what writes them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aocx:
-    """An AOCX file.
-
-    Attributes:
-        hash: the name that it claims, 40 lower-case hex digits.
-        header: of the GBS file inside.
-        gbs_bytes: of the GBS file inside, its header included.
-        sections: name and bytes of each outer section; the names are foreign text.
-    """
-
-    hash: BitstreamId
-    header: Header
-    gbs_bytes: int
-    sections: tuple[tuple[str, int], ...]
 
 
 def read_aocx(
-    file: ByteRange, *, where: str, limit: int = MAX_GBS_BYTES, begin: Begin | None = None
-) -> Aocx:
+    file: ByteRange, begin: Begin | None = None, *, limit: int = MAX_GBS_BYTES
+) -> Contents:
     """Read a whole AOCX file, a piece at a time.
 
     Args:
         file: the file's content.
-        where: the file, for the message.
-        limit: bytes that the GBS file inside may have.
         begin: takes the GBS file inside, once its header is known to be good; None: it is unpacked
             and checked only. What it got is the file only when this function has returned.
+        limit: bytes that the GBS file inside may have.
 
     Raises:
         BitstreamError: this is not an AOCX file that can be used; the message says what and where.
     """
-    outer = sections(file, where=where)
-    claimed = _section(outer, HASH_SECTION, where).read(0, 64).rstrip(b"\0\n")
+    outer = sections(file)
+    claimed = _section(file, outer, HASH_SECTION).read(0, 64).rstrip(b"\0\n")
     if not _HASH.fullmatch(claimed):
-        raise BitstreamError(
-            f"{where}: {HASH_SECTION}: {quote(claimed.decode('latin-1'))} is not 40 hex digits",
+        raise file.wrong(
+            f"{HASH_SECTION}: {quote(claimed.decode('latin-1'))} is not 40 hex digits",
             hint="it names the file in the store; build the file again",
         )
-    binary = f"{where}: {BINARY_SECTION}"
-    inner = sections(_section(outer, BINARY_SECTION, where), where=binary)
-    header, size = _unpack(
-        _section(inner, GBS_SECTION, binary),
-        inside=f"{binary}: {GBS_SECTION}",
-        where=f"{where}: the GBS file inside",
-        limit=limit,
-        begin=begin,
-    )
-    return Aocx(
-        hash=BitstreamId(claimed.decode("ascii").lower()),
-        header=header,
-        gbs_bytes=size,
-        sections=tuple((section.name, section.content.size) for section in outer),
+    binary = _section(file, outer, BINARY_SECTION)
+    packed = _section(binary, sections(binary), GBS_SECTION)
+    return replace(
+        _unpack(packed, f"{file.where}: the GBS file inside", limit, begin),
+        kind=AOCX,
+        bitstream_id=BitstreamId(claimed.decode("ascii").lower()),
+        sections=tuple((name, content.size) for name, content in outer.items()),
     )
 
 
-def _section(found: Iterable[ElfSection], name: str, where: str) -> ByteRange:
-    for section in found:
-        if section.name == name:
-            return section.content
-    raise BitstreamError(
-        f"{where}: has no ELF section {name}",
-        hint="not an AOCX file for these cards: emulator and library builds have no image",
-    )
+def _section(file: ByteRange, found: Mapping[str, ByteRange], name: str) -> ByteRange:
+    if name not in found:
+        raise file.wrong(
+            f"has no ELF section {name}",
+            hint="not an AOCX file for these cards: emulator and library builds have no image",
+        )
+    return found[name]
 
 
-def _unpack(
-    packed: ByteRange, *, inside: str, where: str, limit: int, begin: Begin | None
-) -> tuple[Header, int]:
-    """The GBS file of one gzip member, no longer than it says itself: its header and its size.
+def _unpack(packed: ByteRange, where: str, limit: int, begin: Begin | None) -> Contents:
+    """The GBS file of one gzip member, no longer than it says itself.
 
     The header is read before the rest is unpacked, and only a piece is in memory at a time: a small
     file can unpack to a thousand times its size.
     """
     magic = packed.read(0, len(_GZIP))
     if packed.size < _GZIP_LEAST or magic != _GZIP:
-        raise BitstreamError(f"{inside}: not gzip: begins {magic.hex()!r}", hint=_DAMAGED)
+        raise packed.wrong(f"not gzip: begins {magic.hex()!r}")
     size = int.from_bytes(packed.read(packed.size - 4), "little")  # RFC 1952, ISIZE
     if size > limit:
-        raise BitstreamError(
-            f"{inside}: would unpack to {size} bytes; at most {limit} are read",
-            hint="no image is as large: the file is cut off or damaged; copy or build it again",
-        )
+        raise packed.wrong(f"would unpack to {size} bytes; at most {limit} are read")
     head = b""
-    header: Header | None = None
+    found: Contents | None = None
     write: Write | None = None
     done = 0
-    for piece in _pieces(packed, inside):
+    for piece in _pieces(packed):
         done += len(piece)
         if done > size:
-            raise BitstreamError(
-                f"{inside}: unpacks to more than the {size} bytes that it says", hint=_DAMAGED
-            )
-        if header is None:
+            raise packed.wrong(f"unpacks to more than the {size} bytes that it says")
+        if found is None:
             head += piece
             if len(head) < HEAD_BYTES and done < size:
                 continue
-            header = parse_header(head[:HEAD_BYTES], size=size, where=where)
+            found = read_gbs(ByteRange.of_bytes(head, where, size=size))
             write = begin(size) if begin is not None else None
             piece, head = head, b""  # noqa: PLW2901  # all that was held back
         if write is not None:
             write(piece)
-    if header is None:
-        header = parse_header(head, size=size, where=where)  # nothing came out: it says so
-    return header, size
+    return found or read_gbs(ByteRange.of_bytes(head, where))  # nothing came out: it says so
 
 
-def _pieces(packed: ByteRange, inside: str) -> Iterator[bytes]:
+def _pieces(packed: ByteRange) -> Iterator[bytes]:
     """What a gzip member unpacks to, a piece at a time; its checksum and size are compared."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     taken = 0
@@ -170,18 +129,19 @@ def _pieces(packed: ByteRange, inside: str) -> Iterator[bytes]:
             try:
                 piece = unpacker.decompress(rest, _PIECE_OUT)
             except zlib.error as error:
-                raise BitstreamError(
-                    f"{inside}: cannot be unpacked: {error}", hint=_DAMAGED
-                ) from None
+                raise packed.wrong(f"cannot be unpacked: {error}") from None
             if piece:
                 yield piece
             rest = unpacker.unconsumed_tail
             if not rest and len(piece) < _PIECE_OUT:
                 break
         if unpacker.eof and (unpacker.unused_data or taken < packed.size):
-            raise BitstreamError(
-                f"{inside}: more than one gzip member, or bytes after it",
+            raise packed.wrong(
+                "more than one gzip member, or bytes after it",
                 hint="readers would disagree on what counts; build the file again",
             )
     if not unpacker.eof:
-        raise BitstreamError(f"{inside}: the gzip data ends early", hint=_DAMAGED)
+        raise packed.wrong("the gzip data ends early")
+
+
+AOCX = FileKind("AOCX", "aocx", 40, "hash", MAGIC, "dfl", RawImage, blank=False, read=read_aocx)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from fpga_plugin.errors import BitstreamError
 
+DAMAGED = "the file is cut off or damaged; copy or build it again"
+"""What to do about a file whose parts do not fit together."""
+
 ReadAt = Callable[[int, int], bytes]
 """Gives so many bytes from an offset on; fewer only where there are no more."""
 
@@ -22,7 +25,7 @@ class ByteRange:
         read_at: reads the file.
         start: where in the file they begin.
         size: how many.
-        where: the file, for messages.
+        where: the file, and what of it these are, for messages.
     """
 
     read_at: ReadAt
@@ -31,10 +34,13 @@ class ByteRange:
     where: str
 
     @classmethod
-    def of_bytes(cls, data: bytes | memoryview, where: str) -> "ByteRange":
-        """All of what is in memory."""
+    def of_bytes(
+        cls, data: bytes | memoryview, where: str, *, size: int | None = None
+    ) -> "ByteRange":
+        """All of what is in memory; with a size, the beginning of so many bytes."""
         view = memoryview(data)
-        return cls(lambda at, count: bytes(view[at : at + count]), 0, len(view), where)
+        size = len(view) if size is None else size
+        return cls(lambda at, count: bytes(view[at : at + count]), 0, size, where)
 
     @classmethod
     def of_file(cls, descriptor: int, size: int, where: str) -> "ByteRange":
@@ -51,12 +57,23 @@ class ByteRange:
         wanted = max(left if count is None else min(count, left), 0)
         data = self.read_at(self.start + at, wanted) if wanted else b""
         if len(data) != wanted:
-            raise BitstreamError(f"{self.where}: got shorter while it was read")
+            raise self.wrong("got shorter while it was read")
         return data
 
-    def part(self, at: int, size: int) -> "ByteRange":
-        """Some of these bytes; the caller has checked that they are there."""
-        return ByteRange(self.read_at, self.start + at, size, self.where)
+    def part(self, at: int, size: int, name: str = "") -> "ByteRange":
+        """Some of these bytes; the caller has checked that they are there.
+
+        Args:
+            at: where they begin.
+            size: how many.
+            name: what they are, for messages.
+        """
+        where = f"{self.where}: {name}" if name else self.where
+        return ByteRange(self.read_at, self.start + at, size, where)
+
+    def wrong(self, what: str, hint: str = DAMAGED) -> BitstreamError:
+        """The error that says what is wrong with these bytes, and what to do."""
+        return BitstreamError(f"{self.where}: {what}", hint=hint)
 
     def pieces(self, count: int) -> Iterator[bytes]:
         """All of them in order, at most so many at a time."""
@@ -65,12 +82,9 @@ class ByteRange:
 
 
 def _read_at(descriptor: int, at: int, count: int) -> bytes:
-    data = os.pread(descriptor, count, at)
-    if len(data) == count or not data:
-        return data
-    parts = [data]
-    got = len(data)
-    while got < count and (piece := os.pread(descriptor, count - got, at + got)):
+    parts = []
+    while count and (piece := os.pread(descriptor, count, at)):
         parts.append(piece)
-        got += len(piece)
+        at += len(piece)
+        count -= len(piece)
     return b"".join(parts)

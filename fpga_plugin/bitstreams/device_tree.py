@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.errors import BitstreamError
 
 MAX_BYTES = 1 << 20
@@ -27,8 +28,6 @@ _WORD = 4
 _BEGIN_NODE, _END_NODE, _PROP, _NOP, _END = 1, 2, 3, 4, 9
 """Tokens (Devicetree Specification, 5.4.1)."""
 
-_DAMAGED = "the file is cut off or damaged; copy or build it again"
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceTreeNode:
@@ -43,25 +42,26 @@ class DeviceTreeNode:
     properties: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
-def nodes(blob: bytes, *, where: str) -> Iterator[DeviceTreeNode]:
+def nodes(section: ByteRange) -> Iterator[DeviceTreeNode]:
     """The nodes of a tree, each when it ends, so that those inside it come before it.
 
     Args:
-        blob: the whole section; it may be longer than the tree.
-        where: the file and section, for the message.
+        section: the whole section; it may be longer than the tree.
 
     Raises:
         BitstreamError: it is no device tree.
     """
-    reader = _Reader(blob, where)
-    yield from reader.nodes()
+    if section.size > MAX_BYTES:
+        raise section.wrong(f"has {section.size} bytes; at most {MAX_BYTES} are read")
+    yield from _Reader(section).nodes()
 
 
 class _Reader:
     """One walk over one blob."""
 
-    def __init__(self, blob: bytes, where: str) -> None:
-        self._where = where
+    def __init__(self, section: ByteRange) -> None:
+        self._section = section
+        blob = section.read()
         if len(blob) < _HEADER.size:
             raise self._damaged(f"{len(blob)} bytes are too few")
         magic, total, at, strings, _, version, compatible, _, strings_size, size = (
@@ -126,4 +126,4 @@ class _Reader:
         return data[at:end]
 
     def _damaged(self, what: str) -> BitstreamError:
-        return BitstreamError(f"{self._where}: no device tree: {what}", hint=_DAMAGED)
+        return self._section.wrong(f"no device tree: {what}")

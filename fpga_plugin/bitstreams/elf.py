@@ -7,10 +7,9 @@ Any bytes give a value or a `BitstreamError`, in time and memory that grow with 
 """
 
 import struct
-from dataclasses import dataclass, field
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.errors import quote
 
 MAGIC = b"\x7fELF"
 """The first four bytes (EI_MAG0 to EI_MAG3)."""
@@ -24,143 +23,94 @@ MAX_NAME_BYTES = 128
 _LITTLE_ENDIAN = 1
 _SHT_NOBITS = 8
 _SHF_COMPRESSED = 0x800
-_DAMAGED = "the file is cut off or damaged; copy or build it again"
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where the fields of one ELF class stand.
-
-    Attributes:
-        header_bytes: of the file's header (e_ehsize).
-        offset: of e_shoff, and its format.
-        table: offset of e_shentsize, e_shnum, e_shstrndx.
-        entry: of a section header: name, type, flags, addr, offset, size.
-        entry_bytes: of a section header (e_shentsize).
-    """
-
-    header_bytes: int
-    offset: tuple[int, str]
-    table: int
-    entry: str
-    entry_bytes: int
-
 
 _LAYOUTS = {
-    1: _Layout(52, (32, "<I"), 46, "<IIIIII", 40),
-    2: _Layout(64, (40, "<Q"), 58, "<IIQQQQ", 64),
+    1: (struct.Struct("<32xI10xHHH"), struct.Struct("<IIIIII16x")),
+    2: (struct.Struct("<40xQ10xHHH"), struct.Struct("<IIQQQQ24x")),
 }
-"""By EI_CLASS: ELFCLASS32, ELFCLASS64."""
-_LONGEST_HEADER = max(layout.header_bytes for layout in _LAYOUTS.values())
+"""By EI_CLASS (ELFCLASS32, ELFCLASS64): the file's header with e_shoff, e_shentsize, e_shnum and
+e_shstrndx, and of a section's header name, type, flags, addr, offset and size."""
+
+_SHORTEST_HEADER, _LONGEST_HEADER = (header.size for header, _ in _LAYOUTS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class ElfSection:
-    """A section with content.
+def sections(file: ByteRange) -> dict[str, ByteRange]:
+    """The sections of an ELF file that have content, by name, in the order of its table.
 
-    Attributes:
-        name: foreign text, printable ASCII.
-        content: where its bytes are; they are not read.
-    """
-
-    name: str
-    content: ByteRange = field(repr=False)
-
-
-def sections(file: ByteRange, *, where: str) -> tuple[ElfSection, ...]:
-    """The sections of an ELF file that have content, in the order of its table.
+    Names are foreign text, printable ASCII; what the sections have is not read.
 
     Args:
         file: the whole file; its header, its table and the names are read.
-        where: the file, for the message.
 
     Raises:
         BitstreamError: it is no ELF file, or a table or section lies outside it, or a name is
             there twice.
     """
     head = file.read(0, _LONGEST_HEADER)
-    layout = _layout(head, where)
-    (start,) = struct.unpack_from(layout.offset[1], head, layout.offset[0])
-    entry_bytes, count, names_at = struct.unpack_from("<HHH", head, layout.table)
+    header, entry = _layout(file, head)
+    start, entry_bytes, count, names_at = header.unpack_from(head)
     if not 1 <= count <= MAX_SECTIONS:
-        raise BitstreamError(f"{where}: {count} ELF sections; 1 to {MAX_SECTIONS} are read")
-    if entry_bytes != layout.entry_bytes:
-        raise BitstreamError(
-            f"{where}: ELF section headers of {entry_bytes} bytes instead of {layout.entry_bytes}",
-            hint=_DAMAGED,
-        )
-    if start + count * entry_bytes > file.size:
-        raise BitstreamError(
-            f"{where}: the ELF section table would end at byte {start + count * entry_bytes},"
-            f" but there are {file.size} bytes",
-            hint=_DAMAGED,
+        raise file.wrong(f"{count} ELF sections; 1 to {MAX_SECTIONS} are read")
+    if entry_bytes != entry.size:
+        raise file.wrong(f"ELF section headers of {entry_bytes} bytes instead of {entry.size}")
+    if (end := start + count * entry_bytes) > file.size:
+        raise file.wrong(
+            f"the ELF section table would end at byte {end}, but there are {file.size} bytes"
         )
     if names_at >= count:
-        raise BitstreamError(
-            f"{where}: the ELF section of names is number {names_at} of {count}", hint=_DAMAGED
-        )
+        raise file.wrong(f"the ELF section of names is number {names_at} of {count}")
     table = file.read(start, count * entry_bytes)
-    headers = [
-        struct.unpack_from(layout.entry, table, number * entry_bytes) for number in range(count)
-    ]
-    names = _content(file, headers[names_at], names_at, where)
-    found: dict[str, ElfSection] = {}
-    for number, header in enumerate(headers):
+    entries = list(entry.iter_unpack(table))
+    names = _content(file, entries[names_at], names_at)
+    found: dict[str, ByteRange] = {}
+    for number, fields in enumerate(entries):
         # Number 0 is reserved (SHN_UNDEF); no bytes in the file: .bss and the like.
-        if number == 0 or header[1] == _SHT_NOBITS:
+        if number == 0 or fields[1] == _SHT_NOBITS:
             continue
-        content = _content(file, header, number, where)
-        name = _name(names, header[0], number, where)
+        content = _content(file, fields, number)
+        name = _name(file, names, fields[0], number)
         if name in found:
-            raise BitstreamError(
-                f"{where}: the ELF section {quote(name)} is there twice",
+            raise file.wrong(
+                f"the ELF section {quote(name)} is there twice",
                 hint="readers would disagree on which one counts; build the file again",
             )
-        if header[2] & _SHF_COMPRESSED:
-            raise BitstreamError(f"{where}: the ELF section {quote(name)} is compressed by ELF")
-        found[name] = ElfSection(name, content)
-    return tuple(found.values())
+        if fields[2] & _SHF_COMPRESSED:
+            raise file.wrong(f"the ELF section {quote(name)} is compressed by ELF", hint="")
+        found[name] = content.part(0, content.size, name)
+    return found
 
 
-def _layout(head: bytes, where: str) -> _Layout:
+def _layout(file: ByteRange, head: bytes) -> tuple[struct.Struct, struct.Struct]:
     if head[:4] != MAGIC:
-        raise BitstreamError(f"{where}: not an ELF file: it begins {head[:4].hex()!r}")
-    shortest = _LAYOUTS[1].header_bytes
-    if len(head) < shortest:
-        raise BitstreamError(
-            f"{where}: {len(head)} bytes, an ELF header has at least {shortest}", hint=_DAMAGED
-        )
-    layout = _LAYOUTS.get(head[4])
-    if layout is None:
-        raise BitstreamError(f"{where}: ELF class {head[4]} is neither 32 (1) nor 64 bits (2)")
+        raise file.wrong(f"not an ELF file: it begins {head[:4].hex()!r}")
+    if len(head) < _SHORTEST_HEADER:
+        raise file.wrong(f"{len(head)} bytes, an ELF header has at least {_SHORTEST_HEADER}")
+    if (layout := _LAYOUTS.get(head[4])) is None:
+        raise file.wrong(f"ELF class {head[4]} is neither 32 (1) nor 64 bits (2)")
     if head[5] != _LITTLE_ENDIAN:
-        raise BitstreamError(f"{where}: ELF byte order {head[5]}; only little endian (1) is read")
-    if len(head) < layout.header_bytes:
-        raise BitstreamError(
-            f"{where}: {len(head)} bytes, this ELF header has {layout.header_bytes}", hint=_DAMAGED
-        )
+        raise file.wrong(f"ELF byte order {head[5]}; only little endian (1) is read")
+    if len(head) < layout[0].size:
+        raise file.wrong(f"{len(head)} bytes, this ELF header has {layout[0].size}")
     return layout
 
 
-def _content(file: ByteRange, header: tuple[int, ...], number: int, where: str) -> ByteRange:
-    start, size = header[4], header[5]
+def _content(file: ByteRange, fields: tuple[int, ...], number: int) -> ByteRange:
+    start, size = fields[4], fields[5]
     if start + size > file.size:
-        raise BitstreamError(
-            f"{where}: ELF section {number} would end at byte {start + size}, but there are"
-            f" {file.size} bytes",
-            hint=_DAMAGED,
+        raise file.wrong(
+            f"ELF section {number} would end at byte {start + size}, but there are"
+            f" {file.size} bytes"
         )
     return file.part(start, size)
 
 
-def _name(names: ByteRange, at: int, number: int, where: str) -> str:
+def _name(file: ByteRange, names: ByteRange, at: int, number: int) -> str:
     raw, end, _ = names.read(at, MAX_NAME_BYTES + 1).partition(b"\0")
     if not end:
-        raise BitstreamError(
-            f"{where}: the name of ELF section {number} does not end within {MAX_NAME_BYTES} bytes",
-            hint=_DAMAGED,
+        raise file.wrong(
+            f"the name of ELF section {number} does not end within {MAX_NAME_BYTES} bytes"
         )
     name = raw.decode(errors="replace")
     if not (name.isascii() and (name.isprintable() or not name)):
-        raise BitstreamError(f"{where}: ELF section {number} has a name of other than ASCII")
+        raise file.wrong(f"ELF section {number} has a name of other than ASCII")
     return name

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import NotRequired, TypedDict, cast
 
+from fpga_plugin.bitstreams.contents import Contents, XclbinDetails
 from fpga_plugin.bitstreams.files import Content
-from fpga_plugin.bitstreams.kinds import Contents
-from fpga_plugin.bitstreams.xclbin import XclbinFacts
+from fpga_plugin.bitstreams.gbs_metadata import Accelerator
 from fpga_plugin.errors import quote
 from fpga_plugin.hardware.image import ComputeKernel, MemoryBank
 
@@ -37,31 +37,6 @@ class FactsView(TypedDict):
     xrt_version: NotRequired[str]
     dataflow: NotRequired[bool]
     slot_size: NotRequired[int]
-
-
-class AcceleratorView(TypedDict):
-    """One accelerator of a GBS or AOCX file."""
-
-    afu_id: str
-    name: str
-    total_contexts: int
-
-
-class ArgumentView(TypedDict):
-    """An argument of a kernel: bytes from the start of its registers, and how many."""
-
-    name: str
-    offset: int
-    size: int
-
-
-class KernelView(TypedDict):
-    """A kernel of an xclbin, as XRT's driver is given it; `address_range` is in bytes."""
-
-    name: str
-    address_range: int
-    software_reset: bool
-    arguments: list[ArgumentView]
 
 
 class MemoryView(TypedDict):
@@ -95,8 +70,8 @@ class InspectedView(FactsView):
     bitstream_id: str
     image_bytes: int
     sha256: str
-    accelerators: NotRequired[list[AcceleratorView]]
-    kernels: NotRequired[list[KernelView]]
+    accelerators: NotRequired[list[Accelerator]]
+    kernels: NotRequired[list[ComputeKernel]]
     memory_banks: NotRequired[list[MemoryView]]
     sections: list[SectionView]
 
@@ -125,62 +100,49 @@ class StoredView(TypedDict):
 
 def facts_of(contents: Contents) -> FactsView:
     """What a file says of itself, in one value each."""
-    details = contents.details
-    facts = FactsView(
-        interface_id=contents.interface_id,
-        afu_id=contents.afu_id,
-        name=contents.name,
-        platform_name=contents.platform_name,
-    )
-    if isinstance(details, XclbinFacts):
-        facts["xrt_version"] = details.version
-        facts["dataflow"] = details.dataflow
-        facts["slot_size"] = details.slot_size
-    else:
-        facts["total_contexts"] = details.clusters[0].total_contexts
-        facts["power"] = details.power
-        facts["clock_frequency_high"] = details.clock_frequency_high
-        facts["clock_frequency_low"] = details.clock_frequency_low
-        facts["top_interface"] = details.top_interface
-        facts["version"] = details.version
-    return facts
+    said = {
+        name: getattr(said_by, name)
+        for name in FactsView.__annotations__
+        for said_by in (contents, contents.details)
+        if hasattr(said_by, name)
+    }
+    return cast("FactsView", said)
 
 
 def inspected(file: str, contents: Contents, content: Content) -> InspectedView:
     """All that a file says of itself."""
-    of_file = {
+    view = {
         "file": file,
         "bytes": content.size,
         "format": contents.kind.ending,
         "bitstream_id": contents.bitstream_id,
         "image_bytes": contents.image_bytes,
         "sha256": content.sha256,
+        **facts_of(contents),
+        "sections": [{"name": name, "bytes": size} for name, size in contents.sections],
     }
-    view = cast("InspectedView", of_file | facts_of(contents))
-    view["sections"] = [SectionView(name=name, bytes=size) for name, size in contents.sections]
     details = contents.details
-    if isinstance(details, XclbinFacts):
-        view["kernels"] = [cast("KernelView", asdict(kernel)) for kernel in details.kernels]
+    if isinstance(details, XclbinDetails):
+        view["kernels"] = [asdict(kernel) for kernel in details.kernels]
         view["memory_banks"] = [
-            cast("MemoryView", asdict(bank) | {"clearable": bank.clearable})
-            for bank in details.banks
+            asdict(bank) | {"clearable": bank.clearable} for bank in details.memory_banks
         ]
     else:
-        view["accelerators"] = [cast("AcceleratorView", asdict(one)) for one in details.clusters]
-    return view
+        view["accelerators"] = [asdict(one) for one in details.accelerators]
+    return cast("InspectedView", view)
 
 
 def lines_of(contents: Contents) -> Iterator[tuple[str, str]]:
     """The lists of `inspected` for people: what a line is about, and the line."""
     details = contents.details
-    if isinstance(details, XclbinFacts):
+    if isinstance(details, XclbinDetails):
         for kernel in details.kernels:
             yield "kernel", _of_kernel(kernel)
-        for bank in details.banks:
+        for bank in details.memory_banks:
             yield "memory", _of_bank(bank)
     else:
         # The first one is among the facts: it is what a port shows, and what names a GBS file.
-        for each in details.clusters[1:]:
+        for each in details.accelerators[1:]:
             contexts = each.total_contexts
             yield "and accelerator", f"{each.afu_id}  {quote(each.name)}, total contexts {contexts}"
     for section, size in contents.sections:

@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
@@ -52,14 +51,23 @@ def no_progress(_done: int, _size: int) -> None:
     """Report no progress."""
 
 
+@contextlib.contextmanager
 def open_file(
     path: str, *, inside: str | None, guarded: bool = False, limit: int = MAX_FILE_BYTES
-) -> AbstractContextManager[TrustedFile]:
+) -> Iterator[TrustedFile]:
     """Open a file of at most so many bytes; `trusted_files.open_trusted` has the rest.
 
     `guarded` where the file is to be trusted: nobody asks who may write what is only looked at.
+
+    Raises:
+        BitstreamNotFoundError: there is none.
+        BitstreamError: it must not be used; the message says why.
     """
-    return open_trusted(path, inside=inside, guarded=guarded, limit=limit)
+    try:
+        with open_trusted(path, inside=inside, guarded=guarded, limit=limit) as file:
+            yield file
+    except (FileNotFoundError, NotADirectoryError):
+        raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
 
 
 def pieces_of(file: TrustedFile, progress: Progress = no_progress) -> Iterator[memoryview]:
@@ -99,11 +107,8 @@ def read_digest(
         BitstreamNotFoundError: there is none.
         BitstreamError: it must not be used, or changed while it was read.
     """
-    try:
-        with open_file(path, inside=inside, guarded=guarded) as file:
-            return digest_of(file, progress=progress)
-    except (FileNotFoundError, NotADirectoryError):
-        raise _no_file(path) from None
+    with open_file(path, inside=inside, guarded=guarded) as file:
+        return digest_of(file, progress=progress)
 
 
 def content_of(data: bytes) -> Content:
@@ -121,18 +126,11 @@ def read_bytes(
         BitstreamError: it is no regular file, cannot be read, or has more than `limit` bytes.
     """
     data = io.BytesIO()  # gives out what it holds without another copy of it
-    try:
-        with open_file(path, inside=None, limit=limit) as opened:
-            while piece := opened.file.read(min(_PIECE, opened.size - data.tell())):
-                data.write(piece)
-                progress(data.tell(), opened.size)
-    except (FileNotFoundError, NotADirectoryError):
-        raise _no_file(path) from None
+    with open_file(path, inside=None, limit=limit) as opened:
+        while piece := opened.file.read(min(_PIECE, opened.size - data.tell())):
+            data.write(piece)
+            progress(data.tell(), opened.size)
     return data.getvalue()
-
-
-def _no_file(path: str) -> BitstreamNotFoundError:
-    return BitstreamNotFoundError(f"{path}: no such file", hint="check the path")
 
 
 _HINTS = {
@@ -142,21 +140,6 @@ _HINTS = {
     errno.ENOTDIR: "a part of the path is a file: name another one",
 }
 """What to do about a file or directory that cannot be written."""
-
-
-@contextlib.contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Say what to do about a file of a store that cannot be written.
-
-    Raises:
-        BitstreamError: that.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise BitstreamError(
-            f"{path}: cannot be written: {error.strerror}", hint=_hint(error)
-        ) from error
 
 
 def make_directory(path: str) -> None:
@@ -188,8 +171,12 @@ def write_atomically(
     Raises:
         BitstreamError: it cannot be written.
     """
-    with writing(path):
+    try:
         replace_file(path, _told(data, progress), mode=mode, durable=True, several_writers=True)
+    except OSError as error:
+        raise BitstreamError(
+            f"{path}: cannot be written: {error.strerror}", hint=_hint(error)
+        ) from error
 
 
 def _told(data: bytes, progress: Progress) -> Iterator[memoryview]:

@@ -10,10 +10,12 @@ Everything is checked before anything is believed: on a card the kernel checks n
 """
 
 import re
-from dataclasses import dataclass
 
-from fpga_plugin.bitstreams.gbs_metadata import GbsMetadata, parse_metadata
-from fpga_plugin.errors import BitstreamError
+from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind
+from fpga_plugin.bitstreams.gbs_metadata import parse_metadata
+from fpga_plugin.hardware.image import RawImage
+from fpga_plugin.ids import BitstreamId
 
 GUID = b"XeonFPGA\xb7GBSv001"
 """The first 16 bytes."""
@@ -25,7 +27,7 @@ MAX_METADATA_BYTES = 8191
 """OPAE accepts less than 8192 (METADATA_MAX_LEN, libraries/plugins/xfpga/bitstream.c)."""
 
 HEAD_BYTES = HEADER_BYTES + MAX_METADATA_BYTES + len(GUID)
-"""As much of a file as `parse_header` may need: the header, and how the image begins."""
+"""As much of a file as `read_gbs` may need: the header, and how the image begins."""
 
 _FOREIGN = (
     (
@@ -60,74 +62,63 @@ _TEXT_BYTES = 64
 _TEXT = re.compile(rb"[\t\r\n -~]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What stands before the image.
-
-    Attributes:
-        metadata: what the file says of its image.
-        image_offset: where the image begins, in bytes.
-    """
-
-    metadata: GbsMetadata
-    image_offset: int
-
-
 def _container_of(data: bytes) -> str | None:
     """What kind of container `data` begins like; None: none that is known, a raw image maybe."""
-    if data.startswith(GUID):
-        return "a GBS file"
-    return next((what for magic, what, _ in _FOREIGN if data.startswith(magic)), None)
+    known = ((GUID, "a GBS file", ""), *_FOREIGN)
+    return next((what for magic, what, _ in known if data.startswith(magic)), None)
 
 
-def parse_header(head: bytes, *, size: int, where: str) -> Header:
-    """Read the header of a GBS file.
-
-    Args:
-        head: the first `HEAD_BYTES` of the file, or all of a shorter one.
-        size: of the whole file in bytes.
-        where: the file, for the message.
+def read_gbs(file: ByteRange, _begin: Begin | None = None) -> Contents:
+    """Read the header of a GBS file; of the rest only how it begins.
 
     Raises:
         BitstreamError: this is not a GBS file that can be used; the message says what and where.
     """
+    head = file.read(0, HEAD_BYTES)
     for magic, what, hint in _FOREIGN:
         if head.startswith(magic):
-            raise BitstreamError(f"{where}: not a GBS file but {what}", hint=hint)
-    if size < HEADER_BYTES:
-        raise BitstreamError(
-            f"{where}: too short for a GBS file: {size} bytes, the header alone has {HEADER_BYTES}",
-            hint="copy or build the file again",
+            raise file.wrong(f"not a GBS file but {what}", hint)
+    if file.size < HEADER_BYTES:
+        raise file.wrong(
+            f"too short for a GBS file: {file.size} bytes, the header alone has {HEADER_BYTES}"
         )
     if not head.startswith(GUID):
-        raise BitstreamError(
-            f"{where}: not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
-            hint="it is a text: an error page of a server, or the pointer of a file in Git LFS?"
+        raise file.wrong(
+            f"not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
+            "it is a text: an error page of a server, or the pointer of a file in Git LFS?"
             if _TEXT.fullmatch(head[:_TEXT_BYTES])
             else "if this is a raw image (RBF), pack it with OPAE's packager",
         )
     length = int.from_bytes(head[16:HEADER_BYTES], "little")
     end = HEADER_BYTES + length
     if not 1 <= length <= MAX_METADATA_BYTES:
-        raise BitstreamError(
-            f"{where}: the length of the metadata at byte 16 is {length};"
+        raise file.wrong(
+            f"the length of the metadata at byte 16 is {length};"
             f" 1 to {MAX_METADATA_BYTES} is allowed"
         )
-    if end > size:
-        raise BitstreamError(
-            f"{where}: the metadata would end at byte {end}, but the file has {size} bytes",
-            hint="the file is cut off; copy or build it again",
+    if end > file.size:
+        raise file.wrong(
+            f"the metadata would end at byte {end}, but the file has {file.size} bytes"
         )
-    metadata = parse_metadata(head[HEADER_BYTES:end], where=where, offset=HEADER_BYTES)
-    if end == size:
-        raise BitstreamError(
-            f"{where}: no image follows the metadata at byte {end}",
-            hint="the file is cut off; copy or build it again",
-        )
-    if container := _container_of(head[end : end + len(GUID)]):
+    metadata = parse_metadata(file.part(HEADER_BYTES, length))
+    if end == file.size:
+        raise file.wrong(f"no image follows the metadata at byte {end}")
+    if container := _container_of(head[end:]):
         # No card takes that as logic: its PR would fail, and leave the port poisoned.
-        raise BitstreamError(
-            f"{where}: the image at byte {end} is no raw one but {container}",
-            hint="it was packed twice, or signed inside; pack the raw image (RBF) again",
+        raise file.wrong(
+            f"the image at byte {end} is no raw one but {container}",
+            "it was packed twice, or signed inside; pack the raw image (RBF) again",
         )
-    return Header(metadata=metadata, image_offset=end)
+    return Contents(
+        kind=GBS,
+        bitstream_id=BitstreamId(metadata.afu_id),
+        interface_id=metadata.interface_id,
+        afu_id=metadata.afu_id,
+        name=metadata.accelerators[0].name,
+        platform_name=metadata.platform_name,
+        image_bytes=file.size - end,
+        details=metadata,
+    )
+
+
+GBS = FileKind("GBS", "gbs", 32, "AFU id", GUID, "dfl", RawImage, blank=True, read=read_gbs)

@@ -82,7 +82,7 @@ class StoreIndex:
                 continue
             for relative in sorted(filter(None, changes)):
                 await self._one(relative)
-            await self._reader.save()
+            await asyncio.to_thread(self._library.verdicts.save)  # which does not touch the store
 
     async def _something_new(self) -> None:
         """Wait for the watcher's word, or until the manifest expires."""
@@ -120,16 +120,16 @@ class StoreIndex:
     def changed(self, relative: str | None) -> None:
         """Something may have changed (`host.watcher.WatchTarget`)."""
         if relative is None or relative in _EVERYTHING:
-            self._library.doubt()
+            self._library.verdicts.doubt_all()
             self._look_at(None)
         else:
             relative = relative.removesuffix(ENDING)
-            self._library.forget(relative)
+            self._library.verdicts.forget(relative)
             self._look_at(relative)
 
     def _answered(self, relative: str) -> None:
         """A file, or with an empty path the store's directory, was late and answers now."""
-        if relative != HEADERS:
+        if relative not in {HEADERS, MANIFEST}:
             self._look_at(relative or None)
 
     def _look_at(self, relative: str | None) -> None:
@@ -161,7 +161,7 @@ class StoreIndex:
         for gone in self._reported.keys() - {"", *present}:
             if "/" in gone:
                 del self._reported[gone]
-        await self._reader.tidy(present)
+        await asyncio.to_thread(self._library.tidy, present)  # neither does this
 
     async def _one(self, relative: str) -> None:
         verdict: FileVerdict | None

@@ -9,6 +9,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.files import (
     Content,
     Progress,
@@ -18,7 +19,7 @@ from fpga_plugin.bitstreams.files import (
     read_bytes,
     write_atomically,
 )
-from fpga_plugin.bitstreams.kinds import Contents, read_data
+from fpga_plugin.bitstreams.kinds import read_data
 from fpga_plugin.bitstreams.places import Place, all_places, is_blank
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.signing import remove_signature
@@ -84,15 +85,16 @@ def install(
         check_signed(os.path.abspath(file), relative, content, trust.keys_dir)
     if not force:
         trust.check_named(relative, content)
-    if _same(path, data) and (signature is None or _same(path + ENDING, signature)):
+    there = _same(path, data)
+    if there and (signature is None or _same(path + ENDING, signature)):
         return Installed(path=path, changed=False, untrusted=_untrusted(trust, relative, content))
-    if os.path.lexists(path) and not force and not _same(path, data):
+    if not (there or force) and os.path.lexists(path):
         raise BitstreamError(
             f"{path}: a different file is there",
             hint="compare the two with `fpga-plugin bitstream inspect`; --force replaces it",
         )
     make_directory(os.path.dirname(path))
-    if not _same(path, data):
+    if not there:
         remove_signature(path)
         write_atomically(path, data, progress=progress)
     if signature is not None:

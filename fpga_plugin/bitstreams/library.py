@@ -16,20 +16,26 @@ import os
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TypeVar
 
 import structlog
+from msgspec import structs
 
-from fpga_plugin.bitstreams.aocx import Write
 from fpga_plugin.bitstreams.cache import Cache, NewFile
+from fpga_plugin.bitstreams.contents import Write
 from fpga_plugin.bitstreams.files import Content, open_file, pieces_of
 from fpga_plugin.bitstreams.kinds import read_data
 from fpga_plugin.bitstreams.places import Place, place_for, place_of_path
 from fpga_plugin.bitstreams.store import Bitstream, Store
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.bitstreams.verdicts import FileVerdict, Verdicts
-from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    FpgaPluginError,
+    NotFinishedError,
+    NotPermittedError,
+)
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.file_identity import version_at
 from fpga_plugin.host.instruments import Counter
@@ -43,6 +49,8 @@ E = TypeVar("E", bound=FpgaPluginError)
 
 class Library:
     """A store of verified bitstreams. All of it blocks.
+
+    `verdicts` has what was last known of its files; saved, they can always be made again.
 
     Thread-safe, except for two calls for one file at a time: `StoreReader` prevents them.
     """
@@ -65,20 +73,20 @@ class Library:
         self._counting = threading.Lock()
         self._guarded = guarded
         self._cache = Cache(directory, limit)
-        self._verdicts = Verdicts(f"{directory}.json")
-        self._cache.only(self._verdicts.cached())
+        self.verdicts = Verdicts(f"{directory}.json")
+        self._cache.only(self.verdicts.cached())
 
     def load(
         self,
         interface_id: InterfaceId,
-        bitstream_id: BitstreamId,
+        bitstream_id: BitstreamId | None,
         takes: type[Image] = RawImage,
     ) -> Bitstream:
         """A verified bitstream.
 
         Args:
             interface_id: of the cards.
-            bitstream_id: its name.
+            bitstream_id: its name; None: the blank bitstream.
             takes: what their driver reads.
 
         Raises:
@@ -91,19 +99,8 @@ class Library:
         place = place_for(interface_id, bitstream_id, takes)
         try:
             return self._fetch(place)
-        except (FileNotFoundError, NotADirectoryError):
+        except BitstreamNotFoundError:
             self.store.not_found(place)
-
-    def blank(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> Bitstream | None:
-        """The verified blank bitstream of an interface id; None when there is none.
-
-        Raises:
-            FpgaPluginError: as `load`.
-        """
-        try:
-            return self._fetch(place_for(interface_id, None, takes))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
     def kept(self, place: Place) -> Bitstream | None:
         """A bitstream as the store had it when it last answered; the store is not touched.
@@ -111,7 +108,7 @@ class Library:
         None where that is not known in this run of the plugin, or something since said that the
         file, or what its trust depends on, may be another one by now.
         """
-        known = self._verdicts.confirmed(place.path)
+        known = self.verdicts.confirmed(place.path)
         if known is None or known.problem is not None:
             return None
         data = self._cache.map(known.cached)
@@ -128,33 +125,17 @@ class Library:
             place = place_of_path(os.path.join(self.store.root, relative))
             known = self._known(place)
             return known or self._verify(place, evict=False)[0]
-        except (FileNotFoundError, NotADirectoryError):
-            self.forget(relative)
+        except BitstreamNotFoundError:
+            self.verdicts.forget(relative)
             return None
         except BitstreamError as error:
             return FileVerdict((), "", Content("", 0), problem=error)
 
-    def verdict(self, relative: str) -> FileVerdict | None:
-        """What was last known of a file; nothing is read."""
-        return self._verdicts.get(relative)
-
-    def forget(self, relative: str) -> None:
-        """Verify a file again when it is next asked for, even if it looks the same."""
-        self._verdicts.forget(relative)
-
-    def doubt(self) -> None:
-        """Any file, or its trust, may be another by now: the store must say before one is used."""
-        self._verdicts.doubt_all()
-
     def tidy(self, present: Iterable[str]) -> None:
         """Forget all files but these, remove the copies of no file, and save the verdicts."""
-        self._verdicts.only(present)
-        self._cache.only(self._verdicts.cached())
-        self.save()
-
-    def save(self) -> None:
-        """Keep the verdicts for the next start; they can always be made again."""
-        self._verdicts.save()
+        self.verdicts.only(present)
+        self._cache.only(self.verdicts.cached())
+        self.verdicts.save()
 
     def _fetch(self, place: Place) -> Bitstream:
         known = self._known(place)
@@ -168,7 +149,7 @@ class Library:
         if known.problem is not None:
             raise _bare(known.problem)
         assert data is not None, "of what is good there is one"
-        self.save()
+        self.verdicts.save()
         return self._bitstream(place, data)
 
     def _bitstream(self, place: Place, data: memoryview) -> Bitstream:
@@ -188,20 +169,23 @@ class Library:
 
     def _known(self, place: Place) -> FileVerdict | None:
         """The verdict, if it still holds."""
-        changes = self._verdicts.changes
-        known = self._verdicts.get(place.path)
+        changes = self.verdicts.changes
+        known = self.verdicts.get(place.path)
         if known is None or not self._same(place, known):
-            self._verdicts.doubt(place.path)
+            self.verdicts.doubt(place.path)
             return None
         trust = self.trust.version(place.path)
         if trust != known.trust:
             # The file is the same: only its trust is judged again, by the digest that is known.
-            self._verdicts.doubt(place.path)
+            self.verdicts.doubt(place.path)
             if not known.cached:
                 return None
-            problem = self._distrust(place, known.content)
-            known = replace(known, trust=trust, problem=problem)
-        self._verdicts.learn(place.path, known, changes)
+            known = structs.replace(known, trust=trust, problem=None)
+            try:
+                self.trust.check(place.path, known.content)
+            except NotPermittedError as error:
+                known = structs.replace(known, problem=_bare(error))
+        self.verdicts.learn(place.path, known, changes)
         return known
 
     def _same(self, place: Place, known: FileVerdict) -> bool:
@@ -213,16 +197,8 @@ class Library:
             with open_file(path, inside=self.store.root, guarded=self._guarded) as opened:
                 return opened.version == known.version
         except BaseException:
-            self._verdicts.doubt(place.path)
+            self.verdicts.doubt(place.path)
             raise
-
-    def _distrust(self, place: Place, content: Content) -> NotPermittedError | None:
-        """Why a file is not trusted; None: it is."""
-        try:
-            self.trust.check(place.path, content)
-        except NotPermittedError as error:
-            return _bare(error)
-        return None
 
     def _verify(self, place: Place, *, evict: bool) -> tuple[FileVerdict, memoryview | None]:
         """Read and judge a file as it is now; returns what is programmed, too, if it is good.
@@ -232,13 +208,13 @@ class Library:
             evict: copies that were not used for longest go where there is no room for this one.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: there is no such file.
+            BitstreamNotFoundError: there is no such file.
             BitstreamError: it must not be opened, or changed while it was read.
             NotFinishedError: it is still being written.
             StoreUnavailableError: there is no room for a copy.
         """
         path = self.store.at(place)
-        changes = self._verdicts.changes
+        changes = self.verdicts.changes
         trust = self.trust.version(place.path)  # before the judging: a change in between shows
         data: memoryview | None = None
         with ExitStack() as stack:
@@ -254,20 +230,18 @@ class Library:
             for piece in pieces_of(opened):
                 copy.write(piece)
             known = FileVerdict(opened.version, trust, Content(copy.sha256, opened.size))
-            # First: nothing that is not trusted is parsed.
-            problem: FpgaPluginError | None = self._distrust(place, known.content)
-            if problem is None:
-                try:
-                    file = self._unpack(place, copy, stack, evict=evict)
-                    self._cache.keep(file, evict=evict)
-                    known, data = replace(known, cached=file.sha256), file.map()
-                except BitstreamError as error:
-                    problem = _bare(error)
-        known = replace(known, problem=problem)
-        self._verdicts.learn(place.path, known, changes)
+            try:
+                # First: nothing that is not trusted is parsed.
+                self.trust.check(place.path, known.content)
+                file = self._unpack(place, copy, stack, evict=evict)
+                self._cache.keep(file, evict=evict)
+                known, data = structs.replace(known, cached=file.sha256), file.map()
+            except (BitstreamError, NotPermittedError) as error:
+                known = structs.replace(known, problem=_bare(error))
+        self.verdicts.learn(place.path, known, changes)
         with self._counting:
-            self.verifications.add("good" if problem is None else problem.kind)
-        if problem is None:
+            self.verifications.add(known.problem.kind if known.problem else "good")
+        if known.problem is None:
             log.info(
                 "bitstream verified",
                 file=place.path,

@@ -15,9 +15,6 @@ earlier ones named and this one does not. `alias` is what pods may ask for in pl
 id; of one interface id, no two files have the same. `interfaces` says what people call interface
 ids; no two have the same alias. `expires`, `revoked`, `interfaces` and `alias` may be left out.
 
-Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
-it trusted.
-
 Strict, because a manifest that is misread guards nothing: unknown fields,
 a path twice, or a path that no bitstream can have are errors.
 """
@@ -27,11 +24,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from fpga_plugin.bitstreams.places import find_place
+from fpga_plugin.bitstreams.places import Place, find_place
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import (
     Alias,
@@ -87,16 +85,7 @@ class _Interface(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: _Alias
 
 
-class _Head(msgspec.Struct, frozen=True):
-    format: int = 1
-
-
-class _Format1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
-    files: list[ManifestFile]
-
-
-class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[2]
     version: _Version
     files: list[ManifestFile]
@@ -105,10 +94,7 @@ class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interfaces: list[_Interface] = []
 
 
-# Made at import: see kubernetes/kubelet/checkpoint.py
-_HEAD = msgspec.json.Decoder(_Head)
-_FORMAT_1 = msgspec.json.Decoder(_Format1)
-_FORMAT_2 = msgspec.json.Decoder(_Format2)
+_DOCUMENT = msgspec.json.Decoder(_Document)  # made at import: see kubernetes/kubelet/checkpoint.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +103,7 @@ class Manifest:
 
     Attributes:
         files: by path from its root.
-        version: higher than that of every manifest before; None in format 1.
+        version: higher than that of every manifest before; 0: there is no manifest.
         expires: from when on it counts no more, in UTC; None: never.
         revoked: paths that earlier manifests named and this one does not.
         aliases: bitstreams by interface id and what people call them; of `files`.
@@ -125,7 +111,7 @@ class Manifest:
     """
 
     files: Mapping[str, ManifestFile]
-    version: int | None = None
+    version: int = 0
     expires: datetime | None = None
     revoked: frozenset[str] = frozenset()
     aliases: Aliases = field(default_factory=dict, compare=False)
@@ -146,97 +132,89 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise BitstreamError(f"{where}: {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read")
     try:
-        if _HEAD.decode(data).format == 1:
-            files = _by_path(_FORMAT_1.decode(data).files, where)
-            return Manifest(files, aliases=_aliases(files, where))
-        document = _FORMAT_2.decode(data)
-        expires = document.expires and document.expires.astimezone(UTC)
+        return _parse(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise BitstreamError(f"{where}: not a manifest: {quote(error)}", hint=_HINT) from None
-    files = _by_path(document.files, where)
+    except ValueError as error:
+        raise BitstreamError(f"{where}: {error}", hint=_HINT) from None
+
+
+def _parse(data: bytes) -> Manifest:
+    """Raises ValueError where it could be misunderstood, and what msgspec raises."""
+    document = _DOCUMENT.decode(data)
+    files = _by_path(document.files)
     for path in document.revoked:
-        _check_path(path, where)
+        _place(path)
         if path in files:
-            raise BitstreamError(f"{where}: names and revokes {path}", hint=_HINT)
+            raise ValueError(f"names and revokes {path}")
     return Manifest(
         files,
         document.version,
-        expires,
+        document.expires and document.expires.astimezone(UTC),
         frozenset(document.revoked),
-        _aliases(files, where),
-        _interfaces(document.interfaces, where),
+        _aliases(files),
+        _interfaces(document.interfaces),
     )
 
 
-def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFile]:
+def _by_path(listed: Iterable[ManifestFile]) -> dict[str, ManifestFile]:
     files: dict[str, ManifestFile] = {}
     for file in listed:
-        _check_path(file.path, where)
+        _place(file.path)
         if file.path in files:
-            raise BitstreamError(f"{where}: names {file.path} twice", hint=_HINT)
+            raise ValueError(f"names {file.path} twice")
         files[file.path] = file
     return files
 
 
-def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
+def _aliases(files: Mapping[str, ManifestFile]) -> Aliases:
     """What the files are called, by interface id and alias."""
     found: dict[tuple[InterfaceId, Alias], BitstreamId] = {}
     for path, file in files.items():
         if file.alias is None:
             continue
-        place = find_place(path)
-        if place is None or place.bitstream_id is None:
-            raise BitstreamError(f"{where}: {path}: a blank bitstream has no alias", hint=_HINT)
-        try:
-            alias = parse_alias(file.alias)
-        except ValueError as error:
-            raise BitstreamError(
-                f"{where}: {path}: alias {quote(file.alias)}: {error}", hint=_HINT
-            ) from None
-        key = place.interface_id, alias
+        place = _place(path)
+        if place.bitstream_id is None:
+            raise ValueError(f"{path}: a blank bitstream has no alias")
+        key = place.interface_id, _alias(file.alias, path)
         if key in found:
-            raise BitstreamError(
-                f"{where}: two files of {place.interface_id} have the alias {alias}", hint=_HINT
-            )
+            raise ValueError(f"two files of {place.interface_id} have the alias {file.alias}")
         found[key] = place.bitstream_id
     return found
 
 
-def _interfaces(listed: Sequence[_Interface], where: str) -> InterfaceAliases:
+def _interfaces(listed: Sequence[_Interface]) -> InterfaceAliases:
     """What interface ids are called."""
     found: dict[InterfaceId, Alias] = {}
-    taken = set[Alias]()
     if len(listed) > MAX_INTERFACES:
-        raise BitstreamError(
-            f"{where}: names {len(listed)} interface ids, and {MAX_INTERFACES} are the most",
-            hint=_HINT,
-        )
+        raise ValueError(f"names {len(listed)} interface ids, and {MAX_INTERFACES} are the most")
     for one in listed:
+        alias = _alias(one.alias, f"interface id {quote(one.id)}")
         try:
-            interface_id, alias = parse_interface_id(one.id), parse_alias(one.alias)
+            interface_id = parse_interface_id(one.id)
         except ValueError as error:
-            raise BitstreamError(
-                f"{where}: interface id {quote(one.id)}, alias {quote(one.alias)}: {error}",
-                hint=_HINT,
-            ) from None
+            raise ValueError(f"interface id {quote(one.id)} is {error}") from None
         if interface_id in found:
-            raise BitstreamError(
-                f"{where}: gives the interface id {interface_id} two aliases", hint=_HINT
-            )
-        if alias in taken:
-            raise BitstreamError(f"{where}: two interface ids have the alias {alias}", hint=_HINT)
+            raise ValueError(f"gives the interface id {interface_id} two aliases")
+        if alias in found.values():
+            raise ValueError(f"two interface ids have the alias {alias}")
         found[interface_id] = alias
-        taken.add(alias)
     return found
 
 
-def _check_path(path: str, where: str) -> None:
-    if find_place(path) is None:
-        raise BitstreamError(
-            f"{where}: {quote(path)} is no bitstream's path in a store",
-            hint="paths are <interface id>/<bitstream id> with .gbs, .aocx or .xclbin, or"
-            " <interface id>/blank with .gbs or .xclbin",
+def _alias(text: str, of: str) -> Alias:
+    try:
+        return parse_alias(text)
+    except ValueError as error:
+        raise ValueError(f"{of}: alias {quote(text)}: {error}") from None
+
+
+def _place(path: str) -> Place:
+    if (place := find_place(path)) is None:
+        raise ValueError(
+            f"{quote(path)} is no bitstream's path in a store, as <interface id>/<bitstream id>.gbs"
         )
+    return place
 
 
 def write_manifest(
@@ -248,21 +226,19 @@ def write_manifest(
     interfaces: InterfaceAliases | None = None,
 ) -> bytes:
     """The text of a manifest: one file a line, in order of path, so that changes can be read."""
-    head = [f'  "format": 2,\n  "version": {version},\n']
+    fields: dict[str, object] = {"format": 2, "version": version}
     if expires is not None:
-        head.append(f'  "expires": {json.dumps(in_utc(expires))},\n')
-    if gone := [f"    {json.dumps(path)}" for path in sorted(revoked)]:
-        head.append(f'  "revoked": {_array(gone)},\n')
-    if interfaces:
-        called = [
-            f"    {json.dumps({'id': one, 'alias': interfaces[one]})}" for one in sorted(interfaces)
-        ]
-        head.append(f'  "interfaces": {_array(called)},\n')
-    lines = [
-        f"    {json.dumps(msgspec.to_builtins(file))}"
-        for file in sorted(files, key=lambda file: file.path)
-    ]
-    return f'{{\n{"".join(head)}  "files": {_array(lines)}\n}}\n'.encode()
+        fields["expires"] = in_utc(expires)
+    lists: dict[str, Sequence[object]] = {
+        "revoked": sorted(revoked),
+        "interfaces": [{"id": one, "alias": of} for one, of in sorted((interfaces or {}).items())],
+        "files": sorted(files, key=attrgetter("path")),
+    }
+    lines = [f'  "{name}": {json.dumps(value)}' for name, value in fields.items()]
+    for name, values in lists.items():
+        if values or name == "files":
+            lines.append(f'  "{name}": {_array(values)}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def in_utc(time: datetime) -> str:
@@ -270,5 +246,6 @@ def in_utc(time: datetime) -> str:
     return f"{time.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()}Z"
 
 
-def _array(lines: list[str]) -> str:
+def _array(values: Iterable[object]) -> str:
+    lines = [f"    {json.dumps(msgspec.to_builtins(value))}" for value in values]
     return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"

@@ -13,12 +13,11 @@ do not count as its bitstreams.
 """
 
 import os
-import re
 from dataclasses import dataclass
 
-from fpga_plugin.bitstreams.aocx import Begin
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.kinds import BLANK, KINDS, Contents, FileKind, kind_of
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind
+from fpga_plugin.bitstreams.kinds import BLANK, KINDS, kind_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
 from fpga_plugin.hardware.image import Image
 from fpga_plugin.ids import BitstreamId, InterfaceId, parse_bitstream_id, parse_interface_id
@@ -31,8 +30,6 @@ ENDINGS = "|".join(kind.ending for kind in KINDS)
 """Of bitstreams' files, for regular expressions."""
 
 _BLANKS = [f"{BLANK}.{kind.ending}" for kind in KINDS if kind.blank]
-_NAMED = "|".join(rf"[0-9a-f]{{{kind.digits}}}\.{kind.ending}" for kind in KINDS)
-_PLACE = re.compile(rf"[0-9a-f]{{32}}/({'|'.join(map(re.escape, _BLANKS))}|{_NAMED})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,11 @@ def place_for(
 
 def find_place(relative: str) -> Place | None:
     """The place of a path from a store's root; None: no bitstream can be there."""
-    return place_of_path(relative) if _PLACE.fullmatch(relative) else None
+    try:
+        place = place_of_path(relative)
+    except BitstreamError:
+        return None
+    return place if place.path == relative else None
 
 
 def is_blank(relative: str) -> bool:
@@ -157,18 +158,15 @@ def place_of_path(path: str) -> Place:
         interface_id = parse_interface_id(name)
     except ValueError as error:
         raise BitstreamError(f"{path}: the directory's name {quote(name)} is {error}") from None
-    for place in all_places(interface_id, None):
-        if place.path.endswith(f"/{file}"):
-            return place
     stem, ending = os.path.splitext(file)
     try:
-        bitstream_id = parse_bitstream_id(stem)
+        bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
     except ValueError as error:
         raise BitstreamError(
             f"{path}: the name {quote(stem)} is {error}",
             hint=f"{INSTALL} names files as the store expects them",
         ) from None
-    if bitstream_id != stem:
+    if bitstream_id not in {None, stem}:
         raise BitstreamError(
             f"{path}: bitstream ids are written as lower-case hex digits without dashes",
             hint=f"rename the file to {bitstream_id}{ending}",
@@ -176,7 +174,8 @@ def place_of_path(path: str) -> Place:
     for place in all_places(interface_id, bitstream_id):
         if ending == f".{place.kind.ending}":
             return place
+    what = f"{len(stem)} hex digits do" if bitstream_id else "`blank` does"
     raise BitstreamError(
-        f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
+        f"{path}: {what} not name a file that ends in {ending}",
         hint=f"{INSTALL} names files as the store expects them",
     )

@@ -4,7 +4,7 @@ The text is YAML, for people. Nothing in it is foreign text: ids are digits, and
 title goes into no value.
 """
 
-from fpga_plugin.bitstreams.kinds import Contents
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import Resource, ResourceKind
 

@@ -16,10 +16,15 @@ import structlog
 from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import MANIFEST, Aliases, InterfaceAliases
-from fpga_plugin.bitstreams.places import Place, place_for
+from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Bitstream, StoreEntry
 from fpga_plugin.bitstreams.verdicts import FileVerdict
-from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
+from fpga_plugin.errors import (
+    BitstreamNotFoundError,
+    FpgaPluginError,
+    NotPermittedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 from fpga_plugin.ids import BitstreamId, InterfaceId
@@ -71,19 +76,19 @@ class StoreReader:
 
     def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
         """Where the blank bitstream of an interface id is expected, for cards that take such."""
-        return self.library.store.blank_path(interface_id, takes)
+        return self.library.store.at(place_for(interface_id, None, takes))
 
     async def load(
         self,
         interface_id: InterfaceId,
-        bitstream_id: BitstreamId,
+        bitstream_id: BitstreamId | None,
         takes: type[Image] = RawImage,
     ) -> Bitstream:
         """A verified bitstream.
 
         Args:
             interface_id: of the cards.
-            bitstream_id: its name.
+            bitstream_id: its name; None: the blank bitstream.
             takes: what their driver reads.
 
         Raises:
@@ -93,10 +98,28 @@ class StoreReader:
             NotFinishedError: it is still being written.
             StoreUnavailableError: the store does not answer, or there is no room for a copy.
         """
-        return await self._fetch(
-            place_for(interface_id, bitstream_id, takes),
-            lambda: self.library.load(interface_id, bitstream_id, takes),
-        )
+        place = place_for(interface_id, bitstream_id, takes)
+
+        def read() -> Bitstream:
+            return self.library.load(interface_id, bitstream_id, takes)
+
+        begun = asyncio.get_running_loop().time()
+        try:
+            return await self._threads.run(place.path, read, seconds=LOOK_SECONDS)
+        except LateError:
+            copy = await asyncio.to_thread(self.library.kept, place)
+            if copy is not None:
+                log.warning(
+                    "the store does not answer: a verified copy is used",
+                    file=place.path,
+                    hint=f"check the file system that holds {self.library.store.root}",
+                )
+                return copy
+        left = begun + READ_SECONDS - asyncio.get_running_loop().time()
+        try:
+            return await self._threads.run(place.path, read, seconds=left, least=LOOK_SECONDS)
+        except LateError as late:
+            raise self._unavailable(place.path, late, READ_SECONDS) from None
 
     async def blank(
         self, interface_id: InterfaceId, takes: type[Image] = RawImage
@@ -106,10 +129,10 @@ class StoreReader:
         Raises:
             FpgaPluginError: as `load`.
         """
-        return await self._fetch(
-            place_for(interface_id, None, takes),
-            lambda: self.library.blank(interface_id, takes),
-        )
+        try:
+            return await self.load(interface_id, None, takes)
+        except BitstreamNotFoundError:
+            return None
 
     async def aliases(self) -> Aliases:
         """What the manifest calls bitstreams; while the store does not answer, what it called them.
@@ -139,19 +162,14 @@ class StoreReader:
     async def _read_names(self) -> Names:
         seconds = READ_SECONDS if self._names is None else LOOK_SECONDS
         try:
-            self._names = await self._threads.run(
-                MANIFEST, self.library.trust.names, seconds=seconds
-            )
+            read = self.library.trust.names
+            self._names = await self._threads.run(MANIFEST, read, seconds=seconds)
         except NotPermittedError:
             self._names = None  # nothing of such a manifest counts
             raise
-        except LateError:
+        except LateError as late:
             if self._names is None:
-                raise StoreUnavailableError(
-                    f"{self.library.store.root}/{MANIFEST}: not read within {seconds:.0f} s",
-                    hint="kubelet's next attempt uses it; if not, check the file system that holds"
-                    " the store",
-                ) from None
+                raise self._unavailable(MANIFEST, late, seconds) from None
         return self._names
 
     @property
@@ -208,34 +226,6 @@ class StoreReader:
             and entry.contents.name == wanted
         )
         return " or ".join([*dict.fromkeys(found)][:_NAMED])
-
-    async def tidy(self, present: Iterable[str]) -> None:
-        """`Library.tidy`, which does not touch the store."""
-        await asyncio.to_thread(self.library.tidy, present)
-
-    async def save(self) -> None:
-        """`Library.save`, which does not touch the store."""
-        await asyncio.to_thread(self.library.save)
-
-    async def _fetch(self, place: Place, read: Callable[[], T]) -> T | Bitstream:
-        relative = place.path
-        begun = asyncio.get_running_loop().time()
-        try:
-            return await self._threads.run(relative, read, seconds=LOOK_SECONDS)
-        except LateError:
-            copy = await asyncio.to_thread(self.library.kept, place)
-            if copy is not None:
-                log.warning(
-                    "the store does not answer: a verified copy is used",
-                    file=relative,
-                    hint=f"check the file system that holds {self.library.store.root}",
-                )
-                return copy
-        left = begun + READ_SECONDS - asyncio.get_running_loop().time()
-        try:
-            return await self._threads.run(relative, read, seconds=left, least=LOOK_SECONDS)
-        except LateError as late:
-            raise self._unavailable(relative, late, READ_SECONDS) from None
 
     async def _unhurried(self, relative: str, work: Callable[[], T]) -> T:
         """A call that no container's start waits for.

@@ -34,6 +34,8 @@ _MAX_BYTES = 64 << 20
 _MAX_NAMED = 200_000
 """Paths that are remembered. With more, none that the present manifest does not name is trusted."""
 
+_SIGN = "`fpga-plugin bitstream sign --manifest`"
+
 _START_ANEW = (
     "`fpga-plugin bitstream forget` on the node makes it believe the next signed manifest,"
     " whatever its version"
@@ -116,7 +118,7 @@ class SeenManifests:
         """Note a signed manifest, before anything that it names is used.
 
         Args:
-            manifest: with a version.
+            manifest: one with a good signature.
             sha256: of its text.
             now: what time it is.
 
@@ -127,7 +129,7 @@ class SeenManifests:
             NotPermittedError: it is not the newest, or has expired; or the record cannot be used.
             NotFinishedError: the record could not be written just now.
         """
-        version = manifest.version or 0
+        version = manifest.version
         with self._lock:
             seen = self._get()
             if version < seen.version:
@@ -140,7 +142,7 @@ class SeenManifests:
             if version == seen.version and sha256 != seen.sha256:
                 raise NotPermittedError(
                     f"this node has seen another manifest of the same version {version}",
-                    hint="write and sign it again with `fpga-plugin bitstream sign --manifest`",
+                    hint=f"write and sign it again with {_SIGN}",
                 )
             same = version == seen.version
             expired = manifest.expires is not None and now >= manifest.expires
@@ -161,8 +163,7 @@ class SeenManifests:
                 f"its version {version} expired at {in_utc(manifest.expires)}"
                 + ("" if expired else ", and this node has seen that; its clock was put back")
                 + f" (the clock says {in_utc(now)})",
-                hint="write and sign it again with `fpga-plugin bitstream sign --manifest`; check"
-                " the node's clock",
+                hint=f"write and sign it again with {_SIGN}; check the node's clock",
             )
         return noted
 

@@ -19,12 +19,13 @@ The only module that uses `cryptography`, and it imports it when there is someth
 and 12 MiB, which installations without signatures do not pay.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fpga_plugin.bitstreams.files import read_bytes
+from fpga_plugin.bitstreams.files import Content, read_bytes
 from fpga_plugin.bitstreams.manifest import MANIFEST
 from fpga_plugin.bitstreams.places import find_place
 from fpga_plugin.errors import BitstreamError
@@ -43,13 +44,12 @@ MAX_KEY_BYTES = 16 << 10
 _MAX_KEYS = 100
 
 
-def statement(path: str, *, sha256: str, size: int) -> bytes:
+def statement(path: str, content: Content) -> bytes:
     """What a signature of a file signs.
 
     Args:
         path: of the file from the store's root; it gives role and interface id.
-        sha256: of all its bytes, 64 lower-case hex digits.
-        size: how many.
+        content: what is in it.
 
     Raises:
         ValueError: nothing at that path can be signed.
@@ -62,21 +62,8 @@ def statement(path: str, *, sha256: str, size: int) -> bytes:
         lines.append(f"interface id: {place.interface_id}")
     else:
         raise ValueError("no path of a bitstream or manifest in a store")
-    lines += [f"path: {path}", f"sha256: {sha256}", f"size: {size}"]
+    lines += [f"path: {path}", f"sha256: {content.sha256}", f"size: {content.size}"]
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A public key.
-
-    Attributes:
-        name: of its file.
-        public: the key.
-    """
-
-    name: str
-    public: "Ed25519PublicKey" = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +71,11 @@ class Keys:
     """The keys of a directory.
 
     Attributes:
-        keys: those that can be used, in order of name.
+        keys: those that can be used, by their files' names, in order.
         problems: what is wrong with the others, or with the directory.
     """
 
-    keys: Sequence[Key] = ()
+    keys: "Mapping[str, Ed25519PublicKey]" = field(default_factory=dict, repr=False)
     problems: Sequence[str] = ()
 
 
@@ -122,7 +109,7 @@ def load_keys(directory: str, *, guarded: bool) -> Keys:
         files = key_files(directory)
     except OSError as error:
         return Keys(problems=(f"{directory}: the keys cannot be read: {error.strerror}",))
-    keys = []
+    keys = {}
     problems = []
     for path in files:
         try:
@@ -136,30 +123,26 @@ def load_keys(directory: str, *, guarded: bool) -> Keys:
             problems.append(f"{path}: not a public key in PEM form")
             continue
         if isinstance(public, Ed25519PublicKey):
-            keys.append(Key(os.path.basename(path), public))
+            keys[os.path.basename(path)] = public
         else:
             problems.append(f"{path}: not an Ed25519 key, but another kind")
-    return Keys(tuple(keys), tuple(problems))
+    return Keys(keys, problems)
 
 
-def signer(keys: Sequence[Key], signature: bytes, data: bytes) -> Key | None:
-    """The key that made this signature; None: none of them did.
+def signer(keys: "Mapping[str, Ed25519PublicKey]", signature: bytes, data: bytes) -> str | None:
+    """The name of the key that made this signature; None: none of them did.
 
     Args:
-        keys: to try.
+        keys: to try, by name.
         signature: what the file `.sig` has.
         data: all that was signed.
     """
     from cryptography.exceptions import InvalidSignature
 
-    if len(signature) != SIGNATURE_BYTES:
-        return None
-    for key in keys:
-        try:
-            key.public.verify(signature, data)
-        except InvalidSignature:
-            continue
-        return key
+    for name, public in keys.items():
+        with contextlib.suppress(InvalidSignature):
+            public.verify(signature, data)
+            return name
     return None
 
 

@@ -4,15 +4,14 @@ Blocks; belongs to the command. The daemon signs nothing and writes nothing to a
 """
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
 
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.files import (
     Progress,
     content_of,
@@ -21,7 +20,6 @@ from fpga_plugin.bitstreams.files import (
     read_digest,
     write_atomically,
 )
-from fpga_plugin.bitstreams.kinds import Contents
 from fpga_plugin.bitstreams.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -41,39 +39,9 @@ from fpga_plugin.ids import Alias, InterfaceId
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""
 
-_RENEW = "write it again with `fpga-plugin bitstream sign --manifest`"
 
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """What a signature of a file signs.
-
-    Attributes:
-        place: of the file in a store: its path from the root.
-        text: the statement.
-    """
-
-    place: str
-    text: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """A manifest as it is now.
-
-    Attributes:
-        path: of the manifest.
-        manifest: what it says.
-        changed: False where it said so before.
-    """
-
-    path: str
-    manifest: Manifest
-    changed: bool
-
-
-def statement_of(file: str, progress: Progress = no_progress) -> Statement:
-    """What is to be signed for a file to be trusted at its place in a store.
+def statement_of(file: str, progress: Progress = no_progress) -> tuple[str, bytes]:
+    """The path in a store that a file is for, and what is to be signed for it to be trusted there.
 
     Raises:
         BitstreamNotFoundError: there is no such file.
@@ -81,25 +49,23 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
     """
     if os.path.basename(os.path.abspath(file)) == MANIFEST:
         data = read_bytes(file, limit=MAX_MANIFEST_BYTES)
-        if parse_manifest(data, where=file).version is None:
-            raise BitstreamError(f"{file}: is of a format without a version", hint=_RENEW)
-        place, content = MANIFEST, content_of(data)
-    else:
-        contents, content = look(file, progress)
-        place = place_of(file, contents).path
-    return Statement(place, statement(place, sha256=content.sha256, size=content.size))
+        parse_manifest(data, where=file)
+        return MANIFEST, statement(MANIFEST, content_of(data))
+    contents, content = look(file, progress)
+    path = place_of(file, contents).path
+    return path, statement(path, content)
 
 
-def sign_file(file: str, key: str, progress: Progress = no_progress) -> tuple[str, str]:
-    """Write the signature of a file beside it; returns its path, and the place that it is for.
+def sign_file(file: str, key: str, progress: Progress = no_progress) -> str:
+    """Write the signature of a file beside it; returns the path in a store that it is for.
 
     Raises:
         BitstreamNotFoundError: there is no such file, or no such key.
         BitstreamError: one of them cannot be used, or the signature not be written.
     """
-    signed = statement_of(file, progress)
-    write_atomically(file + ENDING, sign(key, signed.text))
-    return file + ENDING, signed.place
+    path, text = statement_of(file, progress)
+    write_atomically(file + ENDING, sign(key, text))
+    return path
 
 
 def path_in_store(file: str) -> Place | None:
@@ -142,7 +108,7 @@ def renew_manifest(
     aliases: Mapping[str, Alias | None] | None = None,
     interfaces: Mapping[InterfaceId, Alias | None] | None = None,
     progress: Progress = no_progress,
-) -> Renewed:
+) -> tuple[Manifest, bool]:
     """Write the manifest of all that is in a store, and its signature.
 
     What the present one calls files and interface ids, the new one does, too.
@@ -159,6 +125,9 @@ def renew_manifest(
         interfaces: what interface ids are to be called; None: nothing, any more.
         progress: of the reading.
 
+    Returns:
+        The manifest as it is now, and whether it said something else before.
+
     Raises:
         BitstreamNotFoundError: there is no store, or no such key.
         BitstreamError: a file of it cannot be used, which a manifest should not vouch for; or the
@@ -171,32 +140,25 @@ def renew_manifest(
     revoked = (before.revoked | before.files.keys()) - files.keys()
     wanted = {**before.interfaces, **(interfaces or {})}
     called = {interface_id: alias for interface_id, alias in wanted.items() if alias is not None}
-    if before.version is not None and version in {None, before.version}:
+    if before.version and version in {None, before.version}:
         same = Manifest(files, before.version, expires, revoked, interfaces=called)
         if same == before:
             if key is not None:
                 sign_file(path, key)
-            return Renewed(path, before, changed=False)
-    version = _next_version(path, before.version or 0, version)
+            return before, False
+    version = _next_version(path, before.version, version)
     data = write_manifest(
         files.values(), version=version, expires=expires, revoked=revoked, interfaces=called
     )
-    parse_manifest(data, where=path)  # no two are called the same that could be confused
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise BitstreamError(
-            f"{path}: would have {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read"
-        )
+    manifest = parse_manifest(data, where=path)  # not too large; no two are called the same
     # Signed before anything is written: nodes meet a manifest without its signature for an instant
     # only, and a key that cannot be used changes nothing.
-    signature = None
-    if key is not None:
-        digest = hashlib.sha256(data).hexdigest()
-        signature = sign(key, statement(MANIFEST, sha256=digest, size=len(data)))
+    signature = None if key is None else sign(key, statement(MANIFEST, content_of(data)))
     remove_signature(path)
     write_atomically(path, data)
     if signature is not None:
         write_atomically(path + ENDING, signature)
-    return Renewed(path, parse_manifest(data, where=path), changed=True)
+    return manifest, True
 
 
 def _name(
@@ -217,9 +179,8 @@ def _name(
                 hint="`fpga-plugin bitstream list` shows those that there are",
             )
     for path, file in files.items():
-        old = before.files.get(path)
-        alias = aliases.get(path, old.alias if old else None)
-        files[path] = msgspec.structs.replace(file, alias=alias)
+        old = before.files.get(path, file)
+        files[path] = msgspec.structs.replace(file, alias=aliases.get(path, old.alias))
 
 
 def remove_signature(file: str) -> None:

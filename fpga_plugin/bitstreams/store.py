@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.files import Content, Progress, digest_of, no_progress, open_file
 from fpga_plugin.bitstreams.gbs_metadata import Frequency
-from fpga_plugin.bitstreams.kinds import Contents, read
+from fpga_plugin.bitstreams.kinds import read
 from fpga_plugin.bitstreams.places import (
     ADD,
     ENDINGS,
     Place,
     is_blank,
-    place_for,
     place_of_path,
 )
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError
-from fpga_plugin.hardware.image import Image, RawImage
+from fpga_plugin.hardware.image import Image
 from fpga_plugin.host.trusted_files import TrustedFile
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, parse_interface_id
 
@@ -86,10 +86,6 @@ class Store:
         """Where the file of a place is expected."""
         return os.path.join(self.root, place.path)
 
-    def blank_path(self, interface_id: InterfaceId, takes: type[Image] = RawImage) -> str:
-        """Where the blank bitstream of an interface id is expected, for cards that take such."""
-        return self.at(place_for(interface_id, None, takes))
-
     def relative(self, path: str) -> str:
         """A file's path from the root."""
         return os.path.relpath(path, self.root)
@@ -107,7 +103,7 @@ class Store:
         try:
             with open_file(path, inside=self.root) as opened:
                 _read(opened, place)
-        except (FileNotFoundError, NotADirectoryError):
+        except BitstreamNotFoundError:
             self.not_found(place)
         return path
 
@@ -178,10 +174,7 @@ class Store:
 
     def _entry(self, interface_id: InterfaceId, file: str, *, read: bool) -> StoreEntry:
         path = os.path.join(self.root, interface_id, file)
-        place: Place | None = None
-        contents: Contents | None = None
-        size: int | None = None
-        problem: FpgaPluginError | None = None
+        place = contents = size = problem = None
         try:
             place = place_of_path(path)
             if read:
@@ -190,7 +183,7 @@ class Store:
                     contents = _read(opened, place)
         except BitstreamError as error:
             problem = error
-        except OSError:
+        except (OSError, BitstreamNotFoundError):
             problem = BitstreamError(f"{path}: went away while it was read")
         return StoreEntry(
             path=path,
@@ -211,12 +204,9 @@ def look(path: str, progress: Progress = no_progress) -> tuple[Contents, Content
         BitstreamError: it cannot be used.
     """
     check_no_directory(path)
-    try:
-        with open_file(path, inside=None) as opened:
-            contents = read(ByteRange.of_file(opened.file.fileno(), opened.size, path))
-            return contents, digest_of(opened, progress=progress)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
+    with open_file(path, inside=None) as opened:
+        contents = read(ByteRange.of_file(opened.file.fileno(), opened.size, path))
+        return contents, digest_of(opened, progress=progress)
 
 
 def check_no_directory(path: str) -> None:

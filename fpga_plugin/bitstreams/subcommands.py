@@ -9,20 +9,21 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
+from fpga_plugin.bitstreams.contents import Contents
 from fpga_plugin.bitstreams.facts import FOREIGN, StoredView, facts_of, inspected, lines_of
 from fpga_plugin.bitstreams.files import Content, Progress, no_progress
 from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.install import install, remove
-from fpga_plugin.bitstreams.kinds import BLANK, Contents
-from fpga_plugin.bitstreams.manifest import in_utc
+from fpga_plugin.bitstreams.kinds import BLANK
+from fpga_plugin.bitstreams.manifest import Manifest, in_utc, manifest_path
 from fpga_plugin.bitstreams.places import is_blank
 from fpga_plugin.bitstreams.pod_manifest import pod_manifest
 from fpga_plugin.bitstreams.seen_manifests import SeenManifests
 from fpga_plugin.bitstreams.signatures import ENDING
 from fpga_plugin.bitstreams.signing import (
-    Renewed,
     path_in_store,
     place_of,
     renew_manifest,
@@ -39,7 +40,6 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.host.columns import columns
-from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import TrustMode
 
 _LARGE = 64 << 20
@@ -67,27 +67,22 @@ def _store(args: argparse.Namespace) -> Store:
 def show_store(args: argparse.Namespace) -> int:
     """Show the store."""
     store = _store(args)
-    judged = [_judged(store, entry, args) for entry in store.list()]
-    entries = [entry for entry, _ in judged]
     names = _names(store, args)
+    files = [_stored(*_judged(store, entry, args), names) for entry in store.list()]
     if args.json:
-        shown = [_stored(entry, names, trust) for entry, trust in judged]
-        print(json.dumps(shown, indent=2))
+        print(json.dumps(files, indent=2))
         return DONE
-    if not entries:
+    if not files:
         print(f"{_plain(args.dir)}: no bitstreams")
         return DONE
     rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
-    rows += [
-        (*_row(entry, names), trust or "-") for entry, trust in judged if entry.problem is None
-    ]
+    rows += [_row(file) for file in files if file["problem"] is None]
     if len(rows) > 1:
         print("\n".join(columns(rows)))
-    for entry in entries:
-        if entry.problem is not None:
-            print(f"problem: {_plain(entry.problem.message)}")
-            if entry.problem.hint:
-                print(f"         {_plain(entry.problem.hint)}")
+    for problem in filter(None, (file["problem"] for file in files)):
+        print(f"problem: {_plain(problem['message'])}")
+        if problem["hint"]:
+            print(f"         {_plain(problem['hint'])}")
     return DONE
 
 
@@ -126,25 +121,31 @@ def verify(args: argparse.Namespace) -> int:
             " FPGA_PLUGIN_KEYS_DIR",
         )
     _tell_of_record(args, args.dir)
-    if not args.files:
-        return _verify_store(_store(args), args)
     worst = DONE
+    for found in _verified_files(args) if args.files else _verified_store(_store(args), args):
+        if isinstance(found, FpgaPluginError):
+            complain(found)
+            worst = FAILED
+        else:
+            print(found)
+    return worst
+
+
+def _verified_files(args: argparse.Namespace) -> Iterator[str | FpgaPluginError]:
+    """What is to be said of each file of the command line."""
     for file in args.files:
         try:
             contents, content = look(file, _progress(file))
             if (place := path_in_store(file)) is not None:
                 place.check(contents, file)
             _check_wanted(file, contents, args)
-            trust = _check_trust(file, contents, content, args)
-            print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
+            yield _good(file, _check_trust(file, contents, content, args))
         except FpgaPluginError as error:
-            complain(error)
-            worst = FAILED
-    return worst
+            yield error
 
 
-def _verify_store(store: Store, args: argparse.Namespace) -> int:
-    worst = DONE
+def _verified_store(store: Store, args: argparse.Namespace) -> Iterator[str | FpgaPluginError]:
+    """What is to be said of each file that is in the store, or should be."""
     found = set()
     for entry in store.list():
         found.add(store.relative(entry.path))
@@ -154,25 +155,23 @@ def _verify_store(store: Store, args: argparse.Namespace) -> int:
                 raise judged.problem
             if entry.contents is not None:
                 _check_wanted(entry.path, entry.contents, args)
-            print(f"{_plain(entry.path)}: good{f' ({trust})' if trust else ''}")
+            yield _good(entry.path, trust)
         except FpgaPluginError as error:
-            complain(error)
-            worst = FAILED
+            yield error
     try:
-        for missing in sorted(_trust(store, args).named() - found):
-            complain(
-                BitstreamError(
-                    f"{os.path.join(store.root, missing)}: the manifest names it, and it is not"
-                    " there",
-                    hint="put it there, or renew the manifest with `fpga-plugin bitstream sign"
-                    " --manifest`",
-                )
-            )
-            worst = FAILED
+        named = _trust(store, args).named()
     except FpgaPluginError as error:
-        complain(error)
-        worst = FAILED
-    return worst
+        yield error
+        return
+    for missing in sorted(named - found):
+        yield BitstreamError(
+            f"{os.path.join(store.root, missing)}: the manifest names it, and it is not there",
+            hint="put it there, or renew the manifest with `fpga-plugin bitstream sign --manifest`",
+        )
+
+
+def _good(file: str, trust: str) -> str:
+    return f"{_plain(file)}: good{f' ({trust})' if trust else ''}"
 
 
 def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[StoreEntry, str]:
@@ -201,18 +200,17 @@ def _check_trust(file: str, contents: Contents, content: Content, args: argparse
     """Judge a file on the command line: by its store's manifest, and by its signature."""
     path = os.path.abspath(file)
     place = path_in_store(path)
-    root = None if place is None else os.path.dirname(os.path.dirname(path))
-    trust = ""
-    if root is not None and place is not None:
-        trust = _trust(Store(root), args).check(place.path, content)
+    trust = []
+    if place is not None:
+        store = Store(os.path.dirname(os.path.dirname(path)))
+        trust.append(_trust(store, args).check(place.path, content))
     if args.trust is TrustMode.SIGNED:
         by_itself = place is None
     else:  # with keys, a wrong signature is reported even where none is needed
         by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
     if by_itself:
-        signed = check_signed(path, place_of(path, contents).path, content, args.keys)
-        trust = ", ".join(filter(None, (trust, signed)))
-    return trust
+        trust.append(check_signed(path, place_of(path, contents).path, content, args.keys))
+    return ", ".join(filter(None, trust))
 
 
 def _tell_of_record(args: argparse.Namespace, root: str) -> None:
@@ -290,7 +288,8 @@ def sign_files(args: argparse.Namespace) -> int:
     if args.statement:
         if args.manifest or len(args.files) != 1:
             args.bitstream_usage("--statement goes with one FILE")
-        sys.stdout.buffer.write(statement_of(args.files[0], _progress(args.files[0])).text)
+        _, text = statement_of(args.files[0], _progress(args.files[0]))
+        sys.stdout.buffer.write(text)
         return DONE
     if args.files and args.key is None:
         args.bitstream_usage("--key names the private key to sign with")
@@ -300,16 +299,17 @@ def sign_files(args: argparse.Namespace) -> int:
             "--manifest-version, --expires, --alias and --interface-alias go with --manifest"
         )
     for file in args.files:
-        path, place = sign_file(file, args.key, _progress(file))
-        print(f"{_plain(path)}: written, for {place}")
+        place = sign_file(file, args.key, _progress(file))
+        print(f"{_plain(file)}{ENDING}: written, for {place}")
         if is_blank(place):
             print(
                 f"note: {place} is a blank bitstream: it needs a signed manifest that names it",
                 file=sys.stderr,
             )
     if args.manifest:
-        renewed = renew_manifest(
-            _store(args),
+        store = _store(args)
+        manifest, changed = renew_manifest(
+            store,
             key=args.key,
             version=args.manifest_version,
             expires=args.expires,
@@ -317,12 +317,14 @@ def sign_files(args: argparse.Namespace) -> int:
             interfaces=dict(args.interface_alias or ()),
             progress=_progress(args.dir),
         )
-        _tell_of_manifest(renewed, signed=args.key is not None)
+        path = _plain(manifest_path(store.root))
+        print(f"{path}: {_said(manifest)}{'' if changed else ', unchanged'}")
+        if args.key is not None:
+            print(f"{path}{ENDING}: written")
     return DONE
 
 
-def _tell_of_manifest(renewed: Renewed, *, signed: bool) -> None:
-    manifest = renewed.manifest
+def _said(manifest: Manifest) -> str:
     words = [f"names {len(manifest.files)} files", f"version {manifest.version}"]
     if manifest.revoked:
         words.append(f"revokes {len(manifest.revoked)}")
@@ -332,11 +334,7 @@ def _tell_of_manifest(renewed: Renewed, *, signed: bool) -> None:
         words.append(f"gives {len(manifest.aliases)} aliases")
     if manifest.interfaces:
         words.append(f"names {len(manifest.interfaces)} interface ids")
-    if not renewed.changed:
-        words.append("unchanged")
-    print(f"{_plain(renewed.path)}: {', '.join(words)}")
-    if signed:
-        print(f"{_plain(renewed.path)}{ENDING}: written")
+    return ", ".join(words)
 
 
 def forget_manifests(args: argparse.Namespace) -> int:
@@ -356,35 +354,32 @@ def _names(store: Store, args: argparse.Namespace) -> Names:
         return Names()
 
 
-def _alias(entry: StoreEntry, names: Names) -> str | None:
-    if entry.interface_id is None or entry.bitstream_id is None:
-        return None
-    return names.bitstream(entry.interface_id, entry.bitstream_id) or None
-
-
-def _row(entry: StoreEntry, names: Names) -> tuple[str, str, str, str]:
-    name = quote(entry.contents.name) if entry.contents else ""
-    name = _alias(entry, names) or name
+def _row(file: StoredView) -> tuple[str, str, str, str, str]:
+    title = quote(file["metadata"]["name"]) if file["metadata"] else ""
     return (
-        names.interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
-        BLANK if entry.blank else entry.bitstream_id or "",
-        str(entry.size),
-        name,
+        file["interface_alias"] or file["interface_id"] or "",
+        BLANK if file["blank"] else file["bitstream_id"] or "",
+        str(file["bytes"]),
+        file["alias"] or title,
+        file["trust"] or "-",
     )
 
 
-def _stored(entry: StoreEntry, names: Names, trust: str) -> StoredView:
+def _stored(entry: StoreEntry, trust: str, names: Names) -> StoredView:
     problem = entry.problem
+    interface_id, bitstream_id = entry.interface_id, entry.bitstream_id
     return {
         "path": entry.path,
-        "interface_id": entry.interface_id,
-        "bitstream_id": entry.bitstream_id,
+        "interface_id": interface_id,
+        "bitstream_id": bitstream_id,
         "blank": entry.blank,
         "bytes": entry.size,
         "metadata": facts_of(entry.contents) if entry.contents else None,
         "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
-        "alias": _alias(entry, names),
-        "interface_alias": names.interfaces.get(InterfaceId(entry.interface_id or "")),
+        "alias": names.by_id.get((interface_id, bitstream_id))
+        if interface_id and bitstream_id
+        else None,
+        "interface_alias": names.interfaces.get(interface_id) if interface_id else None,
         "trust": trust,
     }
 

@@ -21,6 +21,7 @@ A verdict holds as long as its `version` does; a PreStart compares the two and j
 import contextlib
 import os
 import threading
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -32,7 +33,6 @@ from fpga_plugin.bitstreams.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Manifest,
-    ManifestFile,
     in_utc,
     manifest_path,
     parse_manifest,
@@ -67,16 +67,21 @@ class _Manifest:
     """A manifest that was read, and by whose signature it can be trusted.
 
     Attributes:
-        manifest: None where there is none.
-        signer: name of the key; empty: it does not count as signed, or no signature is required.
-        unsigned: why it does not.
+        manifest: what it says; nothing where there is none.
+        signer: name of the key; empty where no signature is required.
+        problem: why it does not count: there is none, or its signature is not good; empty: it does.
         hint: what to do about that.
     """
 
-    manifest: Manifest | None = None
+    manifest: Manifest
     signer: str = ""
-    unsigned: str = ""
+    problem: str = ""
     hint: str = ""
+
+    @property
+    def not_named(self) -> str:
+        """Why a file is not named by a manifest that counts."""
+        return self.problem or f"{MANIFEST} does not name it"
 
 
 class Trust:
@@ -146,23 +151,19 @@ class Trust:
         """
         path = os.path.join(self._root, relative)
         known = self._read_manifest()
-        named = known.manifest.files.get(relative) if known.manifest else None
-        if named is not None:
-            _compare(path, named, content)
-        match self.mode:
-            case TrustMode.ANY:
-                return "named by the manifest" if named else ""
-            case TrustMode.DIGEST:
-                if named is None:
-                    raise NotPermittedError(
-                        f"{path}: {self._not_named(known)}, and FPGA_PLUGIN_TRUST is digest",
-                        hint=f"the operator adds it with {_RENEW}",
-                    )
-                return "named by the manifest"
-            case TrustMode.SIGNED:
-                if named is not None and known.signer:
-                    return f"named by the manifest, signed with {known.signer}"
-                return self._check_signed(path, relative, content, known)
+        named = self._compare(known, relative, content)
+        if self.mode is TrustMode.SIGNED:
+            if named and not known.problem:
+                return f"named by the manifest, signed with {known.signer}"
+            return self._check_signed(path, relative, content, known)
+        if named:
+            return "named by the manifest"
+        if self.mode is TrustMode.DIGEST:
+            raise NotPermittedError(
+                f"{path}: {known.not_named}, and FPGA_PLUGIN_TRUST is digest",
+                hint=f"the operator adds it with {_RENEW}",
+            )
+        return ""
 
     def check_file(self, relative: str, *, progress: Progress = no_progress) -> str:
         """Hash and judge a file; returns what `check` does.
@@ -187,18 +188,15 @@ class Trust:
         Raises:
             NotPermittedError: it is another one, or the manifest cannot be used.
         """
-        known = self._read_manifest()
-        if known.manifest and (named := known.manifest.files.get(relative)) is not None:
-            _compare(os.path.join(self._root, relative), named, content)
+        self._compare(self._read_manifest(), relative, content)
 
-    def named(self) -> frozenset[str]:
+    def named(self) -> AbstractSet[str]:
         """What the manifest names, if there is one.
 
         Raises:
             NotPermittedError: it cannot be used.
         """
-        known = self._read_manifest()
-        return frozenset(known.manifest.files) if known.manifest else frozenset()
+        return self._read_manifest().manifest.files.keys()
 
     def names(self) -> Names:
         """What the manifest calls ids; under `signed` only what it says with a signature.
@@ -208,7 +206,7 @@ class Trust:
             NotFinishedError: that is unknown just now.
         """
         known = self._read_manifest()
-        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
+        if known.problem:
             return Names()
         return Names(known.manifest.aliases, known.manifest.interfaces, counts=True)
 
@@ -224,11 +222,9 @@ class Trust:
         with self._lock:
             version = self._keys_version()
             if self._keys is None or self._keys[0] != version:
-                keys = (
-                    Keys()
-                    if self.keys_dir is None
-                    else load_keys(self.keys_dir, guarded=self._guarded)
-                )
+                keys = Keys()
+                if self.keys_dir is not None:
+                    keys = load_keys(self.keys_dir, guarded=self._guarded)
                 self._keys = version, keys
                 for problem in keys.problems:
                     log.error("a key is left out", error=problem)
@@ -240,75 +236,80 @@ class Trust:
                     )
             return self._keys[1]
 
-    def check_signature(self, file: str, relative: str, content: Content) -> tuple[str, str]:
-        """Look for a valid signature beside a file.
+    def check_signature(self, file: str, relative: str, content: Content) -> str:
+        """Look for a valid signature beside a file; returns the name of its key.
 
         Args:
             file: where it is, below the root.
             relative: which place of a store it has to be signed for.
             content: what is in it.
 
-        Returns:
-            The name of the key, or an empty text; then why there is none.
+        Raises:
+            NotPermittedError: there is none; the message says why, and does not name the file.
         """
-        keys = self.keys()
-        if not keys.keys:
-            return "", f"there is no key in {self.keys_dir or 'FPGA_PLUGIN_KEYS_DIR'}"
+        keys = self.keys().keys
+        if not keys:
+            raise NotPermittedError(f"there is no key in {self.keys_dir or 'FPGA_PLUGIN_KEYS_DIR'}")
         beside = os.path.basename(file) + ENDING
         try:
             signature = read_small(
                 file + ENDING, inside=self._root, guarded=self._guarded, limit=MAX_SIGNATURE_BYTES
             )
         except (FileNotFoundError, NotADirectoryError):
-            return "", f"there is no {beside} beside it"
+            raise NotPermittedError(f"there is no {beside} beside it") from None
         except BitstreamError as error:
-            return "", error.message
+            raise NotPermittedError(error.message) from None
         if len(signature) != SIGNATURE_BYTES:
-            return "", (
+            raise NotPermittedError(
                 f"{beside} has {len(signature)} bytes where a raw Ed25519 signature has"
                 f" {SIGNATURE_BYTES}"
             )
-        signed = statement(relative, sha256=content.sha256, size=content.size)
-        key = signer(keys.keys, signature, signed)
-        if key is None:
-            names = ", ".join(key.name for key in keys.keys[:5])
-            return "", (
+        if (name := signer(keys, signature, statement(relative, content))) is None:
+            raise NotPermittedError(
                 f"{beside} is of other bytes, of another path than {relative}, of no key in"
-                f" {names}, or of the bare file, as earlier versions signed"
+                f" {', '.join([*keys][:5])}, or of the bare file, as earlier versions signed"
             )
-        return key.name, ""
+        return name
 
     def _check_signed(self, path: str, relative: str, content: Content, known: _Manifest) -> str:
         """Judge what no manifest that counts as signed names."""
-        why_not = self._not_named(known)
+        why_not = known.not_named
         if is_blank(relative):
             raise NotPermittedError(
                 f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {why_not}, and a blank"
                 " bitstream's own signature does not count",
                 hint=known.hint or f"the operator adds it with {_RENEW_SIGNED}",
             )
-        revoked = known.manifest.revoked if known.manifest and known.signer else frozenset()
-        if relative in revoked or self._seen.get().has_named(relative):
+        revoked = not known.problem and relative in known.manifest.revoked
+        if revoked or self._seen.get().has_named(relative):
             raise NotPermittedError(
                 f"{path}: revoked: a signed manifest named it once, and now {why_not}",
                 hint=known.hint
                 or f"the operator adds it again with {_RENEW_SIGNED}, or removes it",
             )
-        name, reason = self.check_signature(path, relative, content)
-        if name:
-            return f"signed with {name}"
-        if known.manifest is not None:
-            reason += f"; {why_not}"
-        raise NotPermittedError(
-            f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {reason}",
-            hint="the operator signs it with `fpga-plugin bitstream sign --key PEM FILE`, or adds"
-            f" it with {_RENEW_SIGNED}",
-        )
+        try:
+            return f"signed with {self.check_signature(path, relative, content)}"
+        except NotPermittedError as error:
+            raise NotPermittedError(
+                f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {error.message}; {why_not}",
+                hint="the operator signs it with `fpga-plugin bitstream sign --key PEM FILE`, or"
+                f" adds it with {_RENEW_SIGNED}",
+            ) from None
 
-    def _not_named(self, known: _Manifest) -> str:
-        if known.manifest is None:
-            return f"the store has no {MANIFEST}"
-        return known.unsigned or f"{MANIFEST} does not name it"
+    def _compare(self, known: _Manifest, relative: str, content: Content) -> bool:
+        """Whether the manifest names a file, which then has to be that one."""
+        if (named := known.manifest.files.get(relative)) is None:
+            return False
+        if content.size != named.size:
+            what = f"has {content.size} bytes where {MANIFEST} says {named.size}"
+        elif content.sha256 != named.sha256:
+            what = f"its SHA-256 is {content.sha256} where {MANIFEST} says {named.sha256}"
+        else:
+            return True
+        raise NotPermittedError(
+            f"{os.path.join(self._root, relative)}: {what}",
+            hint=f"put the right file there, or renew the manifest with {_RENEW}",
+        )
 
     def _read_manifest(self) -> _Manifest:
         """The manifest, read again when it or the keys changed.
@@ -317,8 +318,7 @@ class Trust:
             NotPermittedError: there is one, and it cannot be used.
         """
         version = self._manifest_version()
-        with self._lock:
-            cached = self._manifest
+        cached = self._manifest  # read and bound at once: no lock is held while the store is asked
         if cached is None or cached[0] != version:
             result: _Manifest | BitstreamError
             try:
@@ -326,9 +326,7 @@ class Trust:
             except BitstreamError as error:
                 result = error
                 log.error("nothing of the store is trusted", error=str(error))  # noqa: TRY400  # no traceback: the operator's file
-            cached = version, result
-            with self._lock:
-                self._manifest = cached
+            self._manifest = cached = version, result
         if isinstance(cached[1], BitstreamError):
             raise NotPermittedError(
                 f"nothing of the store is trusted: {cached[1].message}", hint=cached[1].hint
@@ -343,31 +341,28 @@ class Trust:
                 path, inside=self._root, guarded=self._guarded, limit=MAX_MANIFEST_BYTES
             )
         except (FileNotFoundError, NotADirectoryError):
-            return _Manifest()
+            return _Manifest(Manifest({}), problem=f"the store has no {MANIFEST}")
         manifest = parse_manifest(data, where=path)
         if self.mode is not TrustMode.SIGNED:
             return _Manifest(manifest)
-        return self._signed_manifest(path, data, manifest)
+        return self._signed_manifest(path, content_of(data), manifest)
 
-    def _signed_manifest(self, path: str, data: bytes, manifest: Manifest) -> _Manifest:
+    def _signed_manifest(self, path: str, content: Content, manifest: Manifest) -> _Manifest:
         """Whose signature a manifest has, if it may be used now."""
-        content = content_of(data)
-        name, reason = self.check_signature(path, MANIFEST, content)
-        hint = f"the operator writes and signs it again with {_RENEW_SIGNED}"
-        if name and manifest.version is None:
-            reason = "it has no version, so that an older one could be put in its place"
-        elif name:
+        try:
+            name = self.check_signature(path, MANIFEST, content)
             self._expires = manifest.expires
-            try:
-                self._seen.admit(manifest, content.sha256, datetime.now(UTC))
-            except NotPermittedError as error:
-                reason, hint = error.message, error.hint
-            except NotFinishedError as error:
-                self._tell("", str(error))
-                raise
-        if reason:
-            self._tell(content.sha256, reason)
-            return _Manifest(manifest, "", f"{MANIFEST} does not count: {reason}", hint)
+            self._seen.admit(manifest, content.sha256, datetime.now(UTC))
+        except NotPermittedError as error:
+            self._tell(content.sha256, error.message)
+            return _Manifest(
+                manifest,
+                problem=f"{MANIFEST} does not count: {error.message}",
+                hint=error.hint or f"the operator writes and signs it again with {_RENEW_SIGNED}",
+            )
+        except NotFinishedError as error:
+            self._tell("", str(error))
+            raise
         self._tell(
             content.sha256,
             "",
@@ -411,19 +406,6 @@ class Trust:
         return tuple(found)
 
 
-def _compare(path: str, named: ManifestFile, content: Content) -> None:
-    if content.size != named.size:
-        raise NotPermittedError(
-            f"{path}: has {content.size} bytes where {MANIFEST} says {named.size}",
-            hint=f"put the right file there, or renew the manifest with {_RENEW}",
-        )
-    if content.sha256 != named.sha256:
-        raise NotPermittedError(
-            f"{path}: its SHA-256 is {content.sha256} where {MANIFEST} says {named.sha256}",
-            hint=f"put the right file there, or renew the manifest with {_RENEW}",
-        )
-
-
 def check_signed(path: str, place: str, content: Content, keys_dir: str | None) -> str:
     """Check the signature beside a file, wherever it lies; returns its signer.
 
@@ -437,10 +419,10 @@ def check_signed(path: str, place: str, content: Content, keys_dir: str | None) 
         NotPermittedError: it is not good.
     """
     trust = Trust(os.path.dirname(path), TrustMode.SIGNED, keys_dir, guarded=False)
-    name, reason = trust.check_signature(path, place, content)
-    if not name:
+    try:
+        return f"signed with {trust.check_signature(path, place, content)}"
+    except NotPermittedError as error:
         raise NotPermittedError(
-            f"{path}: {reason}",
+            f"{path}: {error.message}",
             hint="sign it with `fpga-plugin bitstream sign --key PEM FILE`, or take the right file",
-        )
-    return f"signed with {name}"
+        ) from None

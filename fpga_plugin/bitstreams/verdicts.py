@@ -8,7 +8,6 @@ the store does not answer. Verdicts on good files are written down, for the plug
 import contextlib
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -19,8 +18,7 @@ from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.host.file_identity import Version
 
 
-@dataclass(frozen=True, slots=True)
-class FileVerdict:
+class FileVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of a file.
 
     Attributes:
@@ -35,20 +33,13 @@ class FileVerdict:
     version: Version
     trust: str
     content: Content
-    cached: str = ""
+    # It becomes a path.
+    cached: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] = ""
     problem: FpgaPluginError | None = None
 
 
-class _Line(msgspec.Struct, frozen=True):
-    version: tuple[int, ...]
-    trust: str
-    content: Content
-    cached: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # it becomes a path
-
-
-_LINES = msgspec.json.Decoder(
-    dict[str, _Line]
-)  # made at import: see kubernetes/kubelet/checkpoint.py
+# Of those that are good. Made at import: see kubernetes/kubelet/checkpoint.py
+_GOOD = msgspec.json.Decoder(dict[str, FileVerdict])
 
 
 class Verdicts:
@@ -68,11 +59,9 @@ class Verdicts:
         self._known: dict[str, FileVerdict] = {}
         try:
             with open(path, "rb") as file:
-                lines = _LINES.decode(file.read())
+                self._known = {k: v for k, v in _GOOD.decode(file.read()).items() if v.cached}
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return  # all of it can be made again
-        for relative, line in lines.items():
-            self._known[relative] = FileVerdict(line.version, line.trust, line.content, line.cached)
+            pass  # all of it can be made again
 
     @property
     def changes(self) -> int:
@@ -134,14 +123,7 @@ class Verdicts:
     def save(self) -> None:
         """Write them down."""
         with self._writing:
-            self._save()
-
-    def _save(self) -> None:
-        with self._lock:
-            lines = {
-                relative: _Line(known.version, known.trust, known.content, known.cached)
-                for relative, known in self._known.items()
-                if known.problem is None
-            }
-        with contextlib.suppress(OSError):  # they can always be made again
-            replace_file(self._path, [msgspec.json.encode(lines)])
+            with self._lock:
+                good = {k: v for k, v in self._known.items() if v.problem is None}
+            with contextlib.suppress(OSError):  # they can always be made again
+                replace_file(self._path, [msgspec.json.encode(good)])

@@ -21,15 +21,15 @@ has a limit. Any bytes give a value or a `BitstreamError`.
 """
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from fpga_plugin.bitstreams.byte_range import ByteRange
+from fpga_plugin.bitstreams.byte_range import DAMAGED, ByteRange
+from fpga_plugin.bitstreams.contents import Begin, Contents, FileKind, XclbinDetails
 from fpga_plugin.bitstreams.xclbin_kernels import read_kernels
-from fpga_plugin.bitstreams.xclbin_shell import read_interface
+from fpga_plugin.bitstreams.xclbin_shell import VITIS, read_interface
 from fpga_plugin.bitstreams.xclbin_tables import has_dataflow, printable, read_banks
-from fpga_plugin.errors import BitstreamError
-from fpga_plugin.hardware.image import ComputeKernel, MemoryBank
-from fpga_plugin.ids import AfuId, InterfaceId
+from fpga_plugin.hardware.image import Xclbin
+from fpga_plugin.ids import AfuId, BitstreamId
 
 MAGIC = b"xclbin2\0"
 
@@ -72,52 +72,12 @@ _VERSAL = frozenset({"PDI", "BITSTREAM_PARTIAL_PDI"})
 _APPENDED = (
     "take the file from before `xclbinutil --add-signature`, which appends to it; or it is damaged"
 )
-_AGAIN = "the file is cut off or damaged; copy or build it again"
-_VITIS = "build it with `v++ --link` for the platform of the card"
+
+_Sections = Sequence[tuple[str, ByteRange]]
+"""Those that have content: the name of the kind, or its number, and where the bytes are."""
 
 
-@dataclass(frozen=True, slots=True)
-class XclbinSection:
-    """A section that has content.
-
-    Attributes:
-        kind: the name of its kind, or its number.
-        content: where its bytes are; they are not read.
-    """
-
-    kind: str
-    content: ByteRange
-
-
-@dataclass(frozen=True, slots=True)
-class XclbinFacts:
-    """What an xclbin says of itself.
-
-    Attributes:
-        uuid: its name, and what the driver shows once it is loaded.
-        interface_id: the shell that it was built for.
-        name: of the project, for people; foreign text.
-        platform_name: VBNV, for people; foreign text.
-        version: of the XRT that it was built with (`2.19.0`); 0 where the tool wrote none.
-        image_bytes: of the section that is programmed.
-        kernels, slot_size, dataflow, banks: as `hardware.image.Xclbin` has them.
-        sections: kind and bytes of each.
-    """
-
-    uuid: AfuId
-    interface_id: InterfaceId
-    name: str
-    platform_name: str
-    version: str
-    image_bytes: int
-    kernels: tuple[ComputeKernel, ...]
-    slot_size: int
-    dataflow: bool
-    banks: tuple[MemoryBank, ...]
-    sections: tuple[tuple[str, int], ...]
-
-
-def read_xclbin(file: ByteRange) -> XclbinFacts:
+def read_xclbin(file: ByteRange, _begin: Begin | None = None) -> Contents:
     """Read an xclbin's header, tables and metadata.
 
     Raises:
@@ -125,103 +85,103 @@ def read_xclbin(file: ByteRange) -> XclbinFacts:
     """
     head = file.read(0, HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
-        raise BitstreamError(
-            f"{file.where}: no xclbin: {file.size} bytes that begin {head[:8].hex()}; the header"
-            f" alone has {HEADER_BYTES}, and begins {MAGIC.hex()}",
-            hint=_AGAIN,
+        raise file.wrong(
+            f"no xclbin: {file.size} bytes that begin {head[:8].hex()}; the header alone has"
+            f" {HEADER_BYTES}, and begins {MAGIC.hex()}"
         )
     (signature,) = _SIGNATURE.unpack_from(head, _SIGNATURE_AT)
     length, _, _, patch, major, minor, mode, _, _, platform, uuid, _, count = _HEADER.unpack_from(
         head, _HEADER_AT
     )
     if signature != _NO_SIGNATURE:
-        raise BitstreamError(
-            f"{file.where}: has a signature of {signature} bytes inside, which only the driver of a"
-            " card can check",
-            hint="take the file from before `xclbinutil --private-key`, and sign it with"
+        raise file.wrong(
+            f"has a signature of {signature} bytes inside, which only the driver of a card can"
+            " check",
+            "take the file from before `xclbinutil --private-key`, and sign it with"
             " `fpga-plugin bitstream sign`",
         )
     if length != file.size:
-        raise BitstreamError(
-            f"{file.where}: says that it has {length} bytes, and has {file.size}",
-            hint=_AGAIN if length > file.size else _APPENDED,
+        raise file.wrong(
+            f"says that it has {length} bytes, and has {file.size}",
+            DAMAGED if length > file.size else _APPENDED,
         )
     if mode != _PR_MODE:
-        what = _MODES.get(mode, "unknown")
-        raise BitstreamError(f"{file.where}: its mode is {mode}, {what}", hint=_VITIS)
+        raise file.wrong(f"its mode is {mode}, {_MODES.get(mode, 'unknown')}", VITIS)
     if len(set(uuid)) == 1 and uuid[0] in {0x00, 0xFF}:
-        raise BitstreamError(
-            f"{file.where}: the uuid at byte 416 is {uuid.hex()}, which names nothing", hint=_VITIS
-        )
+        raise file.wrong(f"the uuid at byte 416 is {uuid.hex()}, which names nothing", VITIS)
     sections = _sections(file, count)
-    image = _section(sections, "BITSTREAM", file.where)
-    units, banks = (_only(sections, kind, file.where) for kind in ("IP_LAYOUT", "MEM_TOPOLOGY"))
-    kernels = read_kernels(_section(sections, "EMBEDDED_METADATA", file.where))
-    return XclbinFacts(
-        uuid=AfuId(uuid.hex()),
-        interface_id=read_interface(_section(sections, "PARTITION_METADATA", file.where)),
+    image = _section(file, sections, "BITSTREAM")
+    units, banks = (_only(file, sections, kind) for kind in ("IP_LAYOUT", "MEM_TOPOLOGY"))
+    kernels = read_kernels(_section(file, sections, "EMBEDDED_METADATA"))
+    return Contents(
+        kind=XCLBIN,
+        bitstream_id=BitstreamId(uuid.hex()),
+        interface_id=read_interface(_section(file, sections, "PARTITION_METADATA")),
+        afu_id=AfuId(uuid.hex()),
         name=kernels.name,
         platform_name=printable(platform),
-        version=f"{major}.{minor}.{patch}",
         image_bytes=image.size,
-        kernels=kernels.kernels,
-        slot_size=kernels.slot_size,
-        dataflow=units is not None and has_dataflow(units),
-        banks=() if banks is None else read_banks(banks),
-        sections=tuple((section.kind, section.content.size) for section in sections),
+        details=XclbinDetails(
+            xrt_version=f"{major}.{minor}.{patch}",
+            kernels=kernels.kernels,
+            slot_size=kernels.slot_size,
+            dataflow=units is not None and has_dataflow(units),
+            memory_banks=() if banks is None else read_banks(banks),
+        ),
+        sections=tuple((kind, content.size) for kind, content in sections),
     )
 
 
-def _sections(file: ByteRange, count: int) -> tuple[XclbinSection, ...]:
+def _sections(file: ByteRange, count: int) -> _Sections:
     """The sections that have content, in the table's order; none reaches into another."""
     if not 1 <= count <= MAX_SECTIONS:
-        raise BitstreamError(
-            f"{file.where}: would have {count} sections; 1 to {MAX_SECTIONS} are read", hint=_AGAIN
-        )
+        raise file.wrong(f"would have {count} sections; 1 to {MAX_SECTIONS} are read")
     begin = HEADER_BYTES + count * _SECTION.size
     table = file.read(HEADER_BYTES, count * _SECTION.size)
     if len(table) < count * _SECTION.size:
-        raise BitstreamError(f"{file.where}: ends inside its table of sections", hint=_AGAIN)
+        raise file.wrong("ends inside its table of sections")
     found = []
-    for kind, offset, size in _SECTION.iter_unpack(table):
+    for number, offset, size in _SECTION.iter_unpack(table):
         if not size:
             continue
-        what = _KINDS[kind] if kind < len(_KINDS) else f"of kind {kind}"
+        kind = _KINDS[number] if number < len(_KINDS) else f"of kind {number}"
         if not begin <= offset <= offset + size <= file.size:
-            raise BitstreamError(
-                f"{file.where}: section {what} would be at byte {offset}, {size} bytes, and there"
-                f" is content from {begin} to {file.size}",
-                hint=_AGAIN,
+            raise file.wrong(
+                f"section {kind} would be at byte {offset}, {size} bytes, and there is content"
+                f" from {begin} to {file.size}"
             )
-        found.append(XclbinSection(what, file.part(offset, size)))
-    end = begin
-    for section in sorted(found, key=lambda one: one.content.start):
-        if section.content.start - file.start < end:
-            raise BitstreamError(
-                f"{file.where}: section {section.kind} begins inside another", hint=_AGAIN
-            )
-        end = section.content.start - file.start + section.content.size
-    return tuple(found)
+        found.append((kind, file.part(offset, size, kind)))
+    end = file.start + begin
+    for kind, content in sorted(found, key=lambda one: one[1].start):
+        if content.start < end:
+            raise file.wrong(f"section {kind} begins inside another")
+        end = content.start + content.size
+    return found
 
 
-def _only(sections: tuple[XclbinSection, ...], kind: str, where: str) -> ByteRange | None:
+def _only(file: ByteRange, sections: _Sections, kind: str) -> ByteRange | None:
     """The one section of a kind; None: there is none."""
-    found = [section.content for section in sections if section.kind == kind]
+    found = [content for name, content in sections if name == kind]
     if len(found) > 1:
-        raise BitstreamError(
-            f"{where}: has {len(found)} sections {kind}",
-            hint="XRT's driver would use the first: build a file with one partition",
+        raise file.wrong(
+            f"has {len(found)} sections {kind}",
+            "XRT's driver would use the first: build a file with one partition",
         )
     return found[0] if found else None
 
 
-def _section(sections: tuple[XclbinSection, ...], kind: str, where: str) -> ByteRange:
+def _section(file: ByteRange, sections: _Sections, kind: str) -> ByteRange:
     """The one section of a kind."""
-    if (found := _only(sections, kind, where)) is not None:
+    if (found := _only(file, sections, kind)) is not None:
         return found
-    if kind == "BITSTREAM" and any(section.kind in _VERSAL for section in sections):
-        raise BitstreamError(
-            f"{where}: is for a Versal device (it has a PDI in place of a bitstream)",
-            hint="cards with UltraScale+ devices are served: U50, U55C, U200, U250, U280",
+    if kind == "BITSTREAM" and any(name in _VERSAL for name, _ in sections):
+        raise file.wrong(
+            "is for a Versal device (it has a PDI in place of a bitstream)",
+            "cards with UltraScale+ devices are served: U50, U55C, U200, U250, U280",
         )
-    raise BitstreamError(f"{where}: has no section {kind}", hint=_VITIS)
+    raise file.wrong(f"has no section {kind}", VITIS)
+
+
+XCLBIN = FileKind(
+    "xclbin", "xclbin", 32, "uuid", MAGIC, "xrt", Xclbin, blank=True, read=read_xclbin
+)

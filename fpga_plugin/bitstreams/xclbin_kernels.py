@@ -59,7 +59,6 @@ MAX_TAG_BYTES = 128 << 10
 
 _PIECE = 64 << 10
 _ENCODINGS = {None, "utf-8", "us-ascii", "ascii"}
-_AGAIN = "build the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,6 @@ class _Reader:
 
     def __init__(self, xml: ByteRange) -> None:
         self._xml = xml
-        self._where = xml.where
         self._path: list[str] = []
         self._core = 0  # of the path's names, so many lead to the core
         self._seen = 0  # so many of them were there once, open or not
@@ -170,18 +168,13 @@ class _Reader:
                 if len(self._kernels) == MAX_KERNELS:
                     raise self._refused(f"has more than {MAX_KERNELS} kernels")
                 self._kernel = _Kernel(name, attributes.get("swReset") == "true")
-            case ("kernel", "port"):
-                self._port(self._open, attributes)
-            case ("kernel", "arg"):
-                self._argument(self._open, attributes)
+            case ("kernel", "port") if self._kernel is not None:
+                self._port(self._kernel, attributes)
+            case ("kernel", "arg") if self._kernel is not None:
+                self._argument(self._kernel, attributes)
             case ("kernel", "instance", "addrRemap"):
                 self._number(attributes, "base", "an addrRemap", most=(1 << 64) - 1)
                 self._units += 1
-
-    @property
-    def _open(self) -> _Kernel:
-        assert self._kernel is not None, "its children are inside it"
-        return self._kernel
 
     def _port(self, kernel: _Kernel, attributes: dict[str, str]) -> None:
         if kernel.range is not None:
@@ -279,4 +272,4 @@ class _Reader:
         return value
 
     def _refused(self, what: str) -> BitstreamError:
-        return BitstreamError(f"{self._where}: EMBEDDED_METADATA: {what}", hint=_AGAIN)
+        return self._xml.wrong(what, hint="build the file again")

@@ -20,13 +20,13 @@ from Xilinx/XRT at 963c58ee, paths below src/runtime_src/core/pcie/driver/linux/
 That no image is built for the base's id is inferred from these; the driver would load it.
 """
 
-from fpga_plugin.bitstreams import device_tree
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.bitstreams.device_tree import nodes
+from fpga_plugin.errors import quote
 from fpga_plugin.ids import InterfaceId, parse_interface_id
 
-_AGAIN = "the file is cut off or damaged; copy or build it again"
-_VITIS = "build it with `v++ --link` for the platform of the card"
+VITIS = "build it with `v++ --link` for the platform of the card"
+"""What to do about an xclbin that is none for these cards."""
 
 
 def read_interface(section: ByteRange) -> InterfaceId:
@@ -35,52 +35,43 @@ def read_interface(section: ByteRange) -> InterfaceId:
     Raises:
         BitstreamError: it names none or several, or cannot be read.
     """
-    where = f"{section.where}: PARTITION_METADATA"
-    if section.size > device_tree.MAX_BYTES:
-        raise BitstreamError(
-            f"{where}: has {section.size} bytes; at most {device_tree.MAX_BYTES} are read",
-            hint=_AGAIN,
-        )
     groups: set[bytes] = set()
     found: list[bytes] = []
-    for node in device_tree.nodes(section.read(), where=where):
+    for node in nodes(section):
         if not node.path or node.path[0].partition(b"@")[0] != b"interfaces":
             continue
         groups.add(node.path[0])
         if len(node.path) == 2:  # noqa: PLR2004  # /interfaces/*
             values = [value for name, value in node.properties if name == b"interface_uuid"]
             if len(values) != 1:
-                raise BitstreamError(
-                    f"{where}: an interface has {len(values)} interface_uuid, not one", hint=_AGAIN
-                )
+                raise section.wrong(f"an interface has {len(values)} interface_uuid, not one")
             found += values
     if not found:
-        raise BitstreamError(
-            f"{where}: names no interface (/interfaces/*/interface_uuid), so that it would be"
-            " loaded on any shell",
-            hint=_VITIS,
+        raise section.wrong(
+            "names no interface (/interfaces/*/interface_uuid), so that it would be loaded on any"
+            " shell",
+            VITIS,
         )
     if len(found) > 1 or len(groups) > 1:
-        raise BitstreamError(
-            f"{where}: names {len(found)} interfaces: it is a shell, or for several partitions",
-            hint=_VITIS,
+        raise section.wrong(
+            f"names {len(found)} interfaces: it is a shell, or for several partitions", VITIS
         )
-    return _interface_id(found[0], where)
+    return _interface_id(found[0], section)
 
 
-def _interface_id(value: bytes, where: str) -> InterfaceId:
+def _interface_id(value: bytes, section: ByteRange) -> InterfaceId:
     """As shells write it: the driver compares text (`strcmp`)."""
     text = value[:-1].decode("latin-1")
     try:
         interface_id = parse_interface_id(text)
     except ValueError as error:
-        raise BitstreamError(f"{where}: interface_uuid: {quote(text)} is {error}") from None
+        raise section.wrong(f"interface_uuid: {quote(text)} is {error}", VITIS) from None
     if value[-1:] != b"\0" or interface_id != text:
-        raise BitstreamError(
-            f"{where}: interface_uuid: {quote(text)} is not written as 32 lower-case hex digits"
-            " and a null byte",
-            hint="XRT's driver would not find it in any shell; " + _VITIS,
+        raise section.wrong(
+            f"interface_uuid: {quote(text)} is not written as 32 lower-case hex digits and a null"
+            " byte",
+            f"XRT's driver would not find it in any shell; {VITIS}",
         )
     if len(set(text)) == 1 and text[0] in "0f":
-        raise BitstreamError(f"{where}: interface_uuid: {text} names nothing", hint=_VITIS)
+        raise section.wrong(f"interface_uuid: {text} names nothing", VITIS)
     return interface_id

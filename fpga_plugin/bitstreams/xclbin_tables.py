@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.errors import BitstreamError, printable_ascii, quote
+from fpga_plugin.errors import printable_ascii, quote
 from fpga_plugin.hardware.image import MemoryBank
 
 MAX_BANKS = 1024
@@ -32,8 +32,6 @@ _HOST_TAG = "host"
 
 _ADDRESS_BITS = 64
 
-_AGAIN = "the file is cut off or damaged; copy or build it again"
-
 _COMPUTE_UNITS = frozenset({1, 7})
 """`enum IP_TYPE`: IP_KERNEL and IP_PS_KERNEL."""
 
@@ -50,7 +48,7 @@ def has_dataflow(section: ByteRange) -> bool:
     """
     return any(
         kind in _COMPUTE_UNITS and (properties & _CONTROL) >> _CONTROL_SHIFT == _CHAIN
-        for kind, properties, _, _ in _entries(section, _UNIT, "IP_LAYOUT", MAX_UNITS)
+        for kind, properties, _, _ in _entries(section, _UNIT, MAX_UNITS)
     )
 
 
@@ -60,21 +58,19 @@ def read_banks(section: ByteRange) -> tuple[MemoryBank, ...]:
     Raises:
         BitstreamError: it cannot be read.
     """
-    banks = _entries(section, _BANK, "MEM_TOPOLOGY", MAX_BANKS)
-    return tuple(_bank(section.where, *bank) for bank in banks)
+    return tuple(_bank(section, *bank) for bank in _entries(section, _BANK, MAX_BANKS))
 
 
 def _bank(  # noqa: PLR0917 - as the entry has it
-    where: str, kind: int, used: int, kibibytes: int, base: int, tag: bytes
+    section: ByteRange, kind: int, used: int, kibibytes: int, base: int, tag: bytes
 ) -> MemoryBank:
     type_ = _MEMORIES[kind] if kind < len(_MEMORIES) else str(kind)
     name = printable(tag)
     on_card = type_ in _WITH_ADDRESSES and not name.lower().startswith(_HOST_TAG)
     if on_card and base + (kibibytes << 10) > 1 << _ADDRESS_BITS:
-        raise BitstreamError(
-            f"{where}: MEM_TOPOLOGY: memory {quote(name)} has {kibibytes} KiB from {base:#x} on,"
-            f" which are no {_ADDRESS_BITS}-bit addresses",
-            hint=_AGAIN,
+        raise section.wrong(
+            f"memory {quote(name)} has {kibibytes} KiB from {base:#x} on, which are no"
+            f" {_ADDRESS_BITS}-bit addresses"
         )
     return MemoryBank(
         tag=name,
@@ -91,15 +87,12 @@ def printable(text: bytes) -> str:
     return printable_ascii(text.partition(b"\0")[0].decode("latin-1"))
 
 
-def _entries(
-    section: ByteRange, entry: struct.Struct, name: str, most: int
-) -> tuple[tuple[Any, ...], ...]:
+def _entries(section: ByteRange, entry: struct.Struct, most: int) -> tuple[tuple[Any, ...], ...]:
     head = section.read(0, _COUNT.size)
     count = _COUNT.unpack(head)[0] if len(head) == _COUNT.size else -1
     if not 0 <= count <= most or section.size != _COUNT.size + count * entry.size:
-        raise BitstreamError(
-            f"{section.where}: {name}: has {section.size} bytes and says {count} entries; an entry"
-            f" has {entry.size}, what is before them {_COUNT.size}, and at most {most} are read",
-            hint=_AGAIN,
+        raise section.wrong(
+            f"has {section.size} bytes and says {count} entries; an entry has {entry.size}, what is"
+            f" before them {_COUNT.size}, and at most {most} are read"
         )
     return tuple(entry.iter_unpack(section.read(_COUNT.size)))

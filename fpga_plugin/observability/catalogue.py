@@ -124,7 +124,7 @@ def _name(entry: StoreEntry, aliases: _Aliases) -> str:
 
 
 def _listed(reader: StoreReader, entry: StoreEntry, aliases: _Aliases) -> Listed:
-    verdict = reader.library.verdict(reader.library.store.relative(entry.path))
+    verdict = reader.library.verdicts.get(reader.library.store.relative(entry.path))
     problem = entry.problem
     if problem is None and verdict is not None:
         problem = verdict.problem

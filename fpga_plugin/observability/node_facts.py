@@ -4,6 +4,7 @@ One look reads the hardware, the store, the journal and kubelet's checkpoint. It
 writes nothing and works beside a running plugin, whose own view is `observability/view.py`.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from fpga_plugin.allocation.journal.peek import peek
 from fpga_plugin.allocation.journal.records import Change, Ownership
 from fpga_plugin.allocation.names import FUNCTIONS_HINT, function_name, resource_names
 from fpga_plugin.allocation.reconcile.foreign import entries_of, foreign_entries
-from fpga_plugin.bitstreams.manifest import InterfaceAliases
+from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.bitstreams.places import place_for
 from fpga_plugin.bitstreams.store import Store
+from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.build import exposure, names_interfaces, names_shells, open_hardware, open_trust
 from fpga_plugin.cards.blanks import VENDORS, WITHOUT
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
@@ -125,15 +127,21 @@ def look(settings: Settings) -> NodeFacts:
     # Elsewhere none is needed.
     blanks = settings.advertise is not Advertise.AF
     blanked = [card for card in cards if blanks and not left_alone[card.id]]
-    called = _interfaces(settings)
-    no_blank = _no_blank(settings, {card.interface_id: card.takes for card in blanked})
+    trust = open_trust(settings, owner=False)
+    names = Names()
+    with contextlib.suppress(
+        FpgaPluginError
+    ):  # nothing of such a store is used, as is reported
+        names = trust.names()
+    store = Store(settings.bitstream_dir)
+    no_blank = _no_blank(store, trust, {card.interface_id: card.takes for card in blanked})
     exposed = exposure(settings)
     return NodeFacts(
         cards=tuple(
             NodeCard(
                 card=card,
                 left_alone=left_alone[card.id],
-                alias=called.get(card.interface_id),
+                alias=names.interfaces.get(card.interface_id),
                 memory=_memory(card, journal),
                 exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
@@ -149,7 +157,7 @@ def look(settings: Settings) -> NodeFacts:
             for card in cards
         ),
         problems=tuple(inventory.problems.values()),
-        aliases=_aliases(settings),
+        aliases=dict(names.by_id.items()),
         journal_error=journal_error,
         checkpoint_error=checkpoint_error,
     )
@@ -206,32 +214,16 @@ def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
         return Checkpoint(), str(error)
 
 
-def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
-    try:
-        found = open_trust(settings, owner=False).names()
-    except FpgaPluginError:  # nothing of such a store is used, which is reported elsewhere
-        return {}
-    return dict(found.by_id.items())
-
-
-def _interfaces(settings: Settings) -> InterfaceAliases:
-    try:
-        return open_trust(settings, owner=False).names().interfaces
-    except FpgaPluginError:
-        return {}
-
-
 def _no_blank(
-    settings: Settings, wanted: Mapping[InterfaceId, type[Image]]
+    store: Store, trust: Trust, wanted: Mapping[InterfaceId, type[Image]]
 ) -> Mapping[InterfaceId, str]:
     """Why there is no blank bitstream to use, for each interface id; empty where there is one.
 
     Args:
-        settings: where the store is.
+        store: which has to have one.
+        trust: of the store.
         wanted: by interface id what its cards' driver reads.
     """
-    store = Store(settings.bitstream_dir)
-    trust = open_trust(settings, owner=False)
     reasons: dict[InterfaceId, str] = {}
     for interface_id, takes in wanted.items():
         place = place_for(interface_id, None, takes)

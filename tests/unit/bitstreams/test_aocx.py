@@ -9,8 +9,8 @@ from doubles.bitstreams import AFU, GBS, HASH, IMAGE, INTERFACE, aocx, elf, gbs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstreams import kinds
-from fpga_plugin.bitstreams.aocx import MAX_GBS_BYTES, read_aocx
+from fpga_plugin.bitstreams import gbs as gbs_module
+from fpga_plugin.bitstreams.aocx import AOCX, MAX_GBS_BYTES, read_aocx
 from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.elf import MAX_SECTIONS, sections
 from fpga_plugin.bitstreams.kinds import image_of, read_data
@@ -19,7 +19,7 @@ from fpga_plugin.errors import BitstreamError
 
 def refusal(data: bytes, **options: int) -> str:
     with pytest.raises(BitstreamError) as caught:
-        read_aocx(ByteRange.of_bytes(data, "/s/a.aocx"), where="/s/a.aocx", **options)
+        read_aocx(ByteRange.of_bytes(data, "/s/a.aocx"), **options)
     assert caught.value.message.startswith("/s/a.aocx: ")
     return str(caught.value)
 
@@ -27,7 +27,7 @@ def refusal(data: bytes, **options: int) -> str:
 @pytest.mark.parametrize("bits", [32, 64])
 def test_an_aocx_file_is_read_whole(bits):
     read, image = image_of(aocx(bits=bits), "a")
-    assert read.kind is kinds.AOCX
+    assert read.kind is AOCX
     assert read.bitstream_id == HASH
     assert (read.interface_id, read.afu_id, image.data) == (INTERFACE, AFU, IMAGE)
     assert (".acl.rand_hash", 40) in read.sections
@@ -35,14 +35,14 @@ def test_an_aocx_file_is_read_whole(bits):
 
 def test_a_gbs_file_comes_through_the_same_interface():
     read, image = image_of(GBS, "a")
-    assert (read.kind, read.bitstream_id, image.data) == (kinds.GBS, AFU, IMAGE)
+    assert (read.kind, read.bitstream_id, image.data) == (gbs_module.GBS, AFU, IMAGE)
 
 
 @pytest.mark.parametrize(
     "name", [HASH.upper().encode(), HASH.encode() + b"\0", HASH.encode() + b"\n"]
 )
 def test_the_hash_is_read_in_any_case_and_with_its_terminator(name):
-    assert read_aocx(ByteRange.of_bytes(aocx(name=name), "a"), where="a").hash == HASH
+    assert read_aocx(ByteRange.of_bytes(aocx(name=name), "a")).bitstream_id == HASH
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_a_damaged_file_gives_a_value_or_a_bitstream_error(at, put, cut):
 @given(st.binary(max_size=200))
 def test_any_bytes_give_sections_or_a_bitstream_error(rest):
     try:
-        sections(ByteRange.of_bytes(b"\x7fELF" + rest, "a"), where="a")
+        sections(ByteRange.of_bytes(b"\x7fELF" + rest, "a"))
     except BitstreamError:
         return

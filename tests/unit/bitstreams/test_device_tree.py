@@ -7,6 +7,7 @@ from doubles.xclbins import device_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fpga_plugin.bitstreams.byte_range import ByteRange
 from fpga_plugin.bitstreams.device_tree import MAX_DEPTH, nodes
 from fpga_plugin.errors import BitstreamError
 
@@ -18,7 +19,7 @@ HEADER = ("magic", "total", "tree", "strings", "reserved", "version", "compatibl
 
 
 def walk(blob: bytes) -> list[tuple[tuple[bytes, ...], list[tuple[bytes, bytes]]]]:
-    return [(node.path, node.properties) for node in nodes(blob, where="f: tree")]
+    return [(node.path, node.properties) for node in nodes(ByteRange.of_bytes(blob, "f: tree"))]
 
 
 def refusal(blob: bytes) -> str:

@@ -11,9 +11,10 @@ from doubles.bitstreams import AFU, GBS, HASH, INTERFACE, aocx
 from doubles.bitstreams import gbs as whole_gbs
 from malformed import FILES, gbs
 
+from fpga_plugin.bitstreams.aocx import AOCX
 from fpga_plugin.bitstreams.files import MAX_FILE_BYTES
-from fpga_plugin.bitstreams.kinds import AOCX, KINDS, read_data
-from fpga_plugin.bitstreams.kinds import GBS as GBS_KIND
+from fpga_plugin.bitstreams.gbs import GBS as GBS_KIND
+from fpga_plugin.bitstreams.kinds import KINDS, read_data
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstreams.trust import Trust
@@ -143,7 +144,7 @@ NAMES = {
     "a" * 250 + ".gbs": f"the name '{'a' * 64}'... is not 32 hex digits",
     f"{HASH}.gbs": "40 hex digits do not name a file that ends in .gbs",
     f"{AFU}.aocx": "32 hex digits do not name a file that ends in .aocx",
-    "blank.aocx": "the name 'blank' is not 32 hex digits",
+    "blank.aocx": "`blank` does not name a file that ends in .aocx",
     f"{AFU}.gbs.gbs": f"the name '{AFU}.gbs' is not 32 hex digits",
 }
 

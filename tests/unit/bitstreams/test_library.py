@@ -17,8 +17,8 @@ import pytest
 from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 
+from fpga_plugin.bitstreams import aocx as aocx_module
 from fpga_plugin.bitstreams import cache as cache_module
-from fpga_plugin.bitstreams import kinds
 from fpga_plugin.bitstreams import library as library_module
 from fpga_plugin.bitstreams.cache import Cache
 from fpga_plugin.bitstreams.library import Library
@@ -451,7 +451,7 @@ def test_copies_of_files_that_went_are_removed(make, place, copies):
     image(library)
     place.unlink()
     assert library.examine(RELATIVE) is None
-    assert library.verdict(RELATIVE) is None
+    assert library.verdicts.get(RELATIVE) is None
     library.tidy([])
     assert kept(copies) == set()
     with pytest.raises(BitstreamNotFoundError):
@@ -471,7 +471,7 @@ def test_ids_that_pods_make_up_leave_nothing_behind(make):
     for number in range(200):
         with pytest.raises(BitstreamNotFoundError):
             library.load(INTERFACE, parse_bitstream_id(f"{number:032x}"))
-    assert library._verdicts._known == {}
+    assert library.verdicts._known == {}
 
 
 def test_a_mislabelled_file_is_refused_with_its_own_path(make, place):
@@ -558,9 +558,9 @@ def test_an_aocx_file_is_unpacked_once_into_a_copy_that_is_mapped(
     library = make()
     assert library.examine(AOCX).problem is None
     assert kept(copies) == {path.name for path in copies.iterdir()} == {unpacked_digest()}
-    library.save()
+    library.verdicts.save()
     for later in (library, make()):  # a restart, too
-        monkeypatch.setattr(kinds, "read_aocx", None)
+        monkeypatch.setattr(aocx_module, "sections", None)
         loaded = load_packed(later)
         assert loaded.image.data[:16].hex() == AFU
         assert loaded.image.data.nbytes == 16 + (3 << 20)
@@ -801,8 +801,8 @@ def _not_trusted(library, root, place):
         _writable,
         _directory_writable,
         _not_trusted,
-        lambda library, _root, _place: library.forget(RELATIVE),  # the watcher's word
-        lambda library, _root, _place: library.doubt(),
+        lambda library, _root, _place: library.verdicts.forget(RELATIVE),  # the watcher's word
+        lambda library, _root, _place: library.verdicts.doubt_all(),
         lambda library, _root, _place: library.tidy([]),
     ],
 )

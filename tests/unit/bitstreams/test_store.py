@@ -1,5 +1,6 @@
 """The store."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from doubles.xclbins import ALVEO, VADD
 from fpga_plugin.bitstreams import files
 from fpga_plugin.bitstreams.library import Library
 from fpga_plugin.bitstreams.places import place_for
+from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Store
 from fpga_plugin.bitstreams.trust import Trust
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
@@ -105,11 +107,8 @@ def test_every_sample_can_be_loaded_and_shows_its_afu_id_on_a_simulated_card(fil
     library = library_of(tmp_path / "samples", tmp_path)
     interface_id = parse_interface_id(file.parent.name)
     takes = Xclbin if file.suffix == ".xclbin" else RawImage
-    loaded = (
-        library.blank(interface_id, takes)
-        if file.stem == "blank"
-        else library.load(interface_id, parse_bitstream_id(file.stem), takes)
-    )
+    named = None if file.stem == "blank" else parse_bitstream_id(file.stem)
+    loaded = library.load(interface_id, named, takes)
     at = 0 if takes is RawImage else 416
     assert loaded.image.data[at : at + 16].hex() == loaded.afu_id
     assert loaded.afu_id != "d8424dc4a4a3c413f89e433683f9040b"  # what simulated cards power up with
@@ -290,23 +289,30 @@ def test_an_unreadable_file_is_refused_with_the_reason(library, place, monkeypat
 
 def test_the_blank_bitstream_may_have_any_afu_id(library, store, root):
     (root / INTERFACE / "blank.gbs").write_bytes(gbs(afu=OTHER_AFU))
-    blank = library.blank(INTERFACE)
-    assert blank is not None
+    blank = library.load(INTERFACE, None)
     assert blank.afu_id == OTHER_AFU
-    assert blank.path == store.blank_path(INTERFACE) == str(root / INTERFACE / "blank.gbs")
+    assert (
+        blank.path
+        == store.at(place_for(INTERFACE, None, RawImage))
+        == str(root / INTERFACE / "blank.gbs")
+    )
 
 
 def test_no_blank_bitstream_is_no_error(library, tmp_path):
-    assert library.blank(INTERFACE) is None
-    assert library.blank(OTHER_INTERFACE) is None
-    assert library_of(tmp_path / "nowhere", tmp_path / "verified").blank(INTERFACE) is None
+    nowhere = library_of(tmp_path / "nowhere", tmp_path / "verified")
+    for of, interface_id in (
+        (library, INTERFACE),
+        (library, OTHER_INTERFACE),
+        (nowhere, INTERFACE),
+    ):
+        assert asyncio.run(StoreReader(of).blank(interface_id)) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, gbs(interface=OTHER_INTERFACE)])
 def test_a_blank_bitstream_that_cannot_be_used_is_an_error(library, root, content):
     (root / INTERFACE / "blank.gbs").write_bytes(content)
     with pytest.raises(BitstreamError):
-        library.blank(INTERFACE)
+        library.load(INTERFACE, None)
 
 
 def test_the_list_shows_problems_and_passes_over_what_is_not_its_business(root, store, place):

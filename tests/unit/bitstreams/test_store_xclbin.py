@@ -111,11 +111,11 @@ def test_a_file_of_hundreds_of_mebibytes_is_verified_in_little_memory(make, root
 def test_the_blank_of_such_cards_is_an_xclbin(make, root):
     put(root, f"{ALVEO}/blank.xclbin", xclbin(BLANK))
     library = make()
-    blank = library.blank(ALVEO, Xclbin)
-    assert blank is not None
+    blank = library.load(ALVEO, None, Xclbin)
     assert (blank.afu_id, blank.bitstream_id) == (BLANK, BLANK)
-    assert library.blank(ALVEO, RawImage) is None
-    assert library.store.blank_path(ALVEO, Xclbin).endswith("/blank.xclbin")
+    with pytest.raises(BitstreamNotFoundError, match=r"no bitstream .*blank\.gbs"):
+        library.load(ALVEO, None)
+    assert blank.path.endswith("/blank.xclbin")
 
 
 def test_a_file_that_the_cards_driver_does_not_read_is_none_of_their_bitstreams(make, root):
@@ -125,7 +125,8 @@ def test_a_file_that_the_cards_driver_does_not_read_is_none_of_their_bitstreams(
     assert isinstance(library.load(ALVEO, NAME).image, RawImage)
     with pytest.raises(BitstreamNotFoundError, match=rf"no bitstream .*{VADD}\.xclbin"):
         library.load(ALVEO, NAME, Xclbin)
-    assert library.blank(ALVEO, Xclbin) is None
+    with pytest.raises(BitstreamNotFoundError, match=r"no bitstream .*blank\.xclbin"):
+        library.load(ALVEO, None, Xclbin)
     put(root, RELATIVE, xclbin())
     assert isinstance(library.load(ALVEO, NAME, Xclbin).image, Xclbin)
     assert isinstance(library.load(ALVEO, NAME).image, RawImage)
@@ -169,7 +170,7 @@ def test_a_reader_asks_for_the_file_of_the_cards_kind(make, root):
         (RELATIVE, b"text", "no xclbin: 4 bytes"),
         (f"{ALVEO}/{VADD}.gbs", xclbin(), "holds xclbin, and its name is that of GBS"),
         (f"{ALVEO}/{'a' * 40}.xclbin", xclbin(), "40 hex digits do not name a file that ends in"),
-        (f"{ALVEO}/blank.aocx", xclbin(), "is not 32 hex digits"),
+        (f"{ALVEO}/blank.aocx", xclbin(), "`blank` does not name a file"),
         (f"{ALVEO}/blank.xclbin", xclbin(interface="1" * 31 + "2"), "was built for interface id"),
     ],
 )
@@ -196,7 +197,7 @@ def test_a_file_is_installed_where_the_plugin_finds_it(run, root, make, tmp_path
     assert run("install", file)[0] == 0
     assert run("install", "--blank", blank)[0] == 0
     assert (root / RELATIVE).read_bytes() == xclbin()
-    assert make().blank(ALVEO, Xclbin).afu_id == BLANK
+    assert make().load(ALVEO, None, Xclbin).afu_id == BLANK
     assert "was there already" in run("install", file)[1]
 
 
@@ -280,11 +281,11 @@ def test_it_is_signed_named_and_verified_as_the_others(run, root, make, tmp_path
     signed = make(TrustMode.SIGNED, str(keys))
     assert signed.load(ALVEO, NAME, Xclbin).image.uuid == VADD
     with pytest.raises(NotPermittedError, match="a blank bitstream's own signature"):
-        signed.blank(ALVEO, Xclbin)
+        signed.load(ALVEO, None, Xclbin)
     words = ("--alias", f"{RELATIVE}=vadd", "--interface-alias", f"{ALVEO}=u55c")
     assert run("sign", "--manifest", "--key", private, *words)[0] == 0
     library = make(TrustMode.SIGNED, str(keys))
-    assert library.blank(ALVEO, Xclbin) is not None
+    assert library.load(ALVEO, None, Xclbin).afu_id == BLANK
     assert library.trust.names().bitstreams == {(ALVEO, "vadd"): VADD}
     code, out, _ = run("verify", "--trust", "signed", "--keys", keys)
     assert code == 0

@@ -118,13 +118,6 @@ def test_a_manifest_that_nobody_signed_is_not_noted_as_seen(node):
     assert node.good()
 
 
-def test_a_manifest_without_version_and_signature_is_told_to_lack_the_signature(node):
-    node.put(b'{"version": 1, "files": []}')
-    assert "it has no version" in node.refused()
-    (node.root / "manifest.json.sig").unlink()
-    assert "no manifest.json.sig" in node.refused()
-
-
 @pytest.mark.parametrize("mode", [TrustMode.ANY, TrustMode.SIGNED])
 def test_a_manifest_that_comes_to_lead_nowhere_is_noticed(node, mode):
     """A link whose target was taken away is a manifest that cannot be read, and no missing one."""

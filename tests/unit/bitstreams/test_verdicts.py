@@ -1,10 +1,10 @@
 """What is remembered of the store's files: nothing refused, nothing doubted."""
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fpga_plugin.bitstreams.files import Content
 from fpga_plugin.bitstreams.verdicts import FileVerdict, Verdicts

@@ -31,14 +31,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpga_plugin.bitstreams.byte_range import ByteRange
-from fpga_plugin.bitstreams.xclbin import HEADER_BYTES, MAX_SECTIONS, XclbinFacts, read_xclbin
+from fpga_plugin.bitstreams.contents import Contents
+from fpga_plugin.bitstreams.xclbin import HEADER_BYTES, MAX_SECTIONS, read_xclbin
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.hardware.image import MemoryBank
 
 GOOD = axlf(parts().values())
 
 
-def read(data: bytes) -> XclbinFacts:
+def read(data: bytes) -> Contents:
     return read_xclbin(ByteRange.of_bytes(data, "/srv/x.xclbin"))
 
 
@@ -62,13 +63,13 @@ def without(kind: int) -> bytes:
 
 def test_a_file_says_which_image_it_is_for_which_shell_and_what_the_driver_is_told():
     facts = read(GOOD)
-    assert (facts.uuid, facts.interface_id) == (VADD, ALVEO)
+    assert (facts.afu_id, facts.interface_id) == (VADD, ALVEO)
     assert facts.name == "vadd"
     assert facts.platform_name == "xilinx_u55c_gen3x16_xdma_base_3"
-    assert facts.version == "2.19.0"
-    assert [kernel.name for kernel in facts.kernels] == ["vadd"]
-    assert facts.slot_size == 4096
-    assert not facts.dataflow
+    assert facts.details.xrt_version == "2.19.0"
+    assert [kernel.name for kernel in facts.details.kernels] == ["vadd"]
+    assert facts.details.slot_size == 4096
+    assert not facts.details.dataflow
     assert facts.image_bytes == len(xclbins.bits(b"logic"))
     assert dict(facts.sections)["PARTITION_METADATA"] == len(partition(ALVEO))
 
@@ -76,12 +77,12 @@ def test_a_file_says_which_image_it_is_for_which_shell_and_what_the_driver_is_to
 def test_a_file_that_amds_own_tool_wrote_is_read():
     """By xclbinutil 2.25.0 of Debian, of sections of our own; it adds data outside of sections."""
     facts = read(Path(__file__).with_name("xclbinutil.xclbin").read_bytes())
-    assert facts.uuid == "08bce739e6cc793575ed9b7f02ef9ddf"
-    assert (facts.interface_id, facts.version) == (ALVEO, "2.25.0")
+    assert facts.afu_id == "08bce739e6cc793575ed9b7f02ef9ddf"
+    assert (facts.interface_id, facts.details.xrt_version) == (ALVEO, "2.25.0")
     assert (facts.name, facts.platform_name) == ("of xclbinutil", "xilinx_u55c_simulated_1")
-    assert facts.dataflow
-    assert [kernel.name for kernel in facts.kernels] == ["vadd"]
-    assert [(bank.tag, bank.used, bank.base) for bank in facts.banks] == [
+    assert facts.details.dataflow
+    assert [kernel.name for kernel in facts.details.kernels] == ["vadd"]
+    assert [(bank.tag, bank.used, bank.base) for bank in facts.details.memory_banks] == [
         ("HBM[0]", True, 0),
         ("HBM[1]", False, 256 << 20),
         ("PLRAM[0]", True, 512 << 30),
@@ -90,11 +91,13 @@ def test_a_file_that_amds_own_tool_wrote_is_read():
 
 
 def test_the_uuid_is_read_in_the_files_order_of_bytes():
-    assert read(axlf(parts().values(), "00112233445566778899aabbccddeeff")).uuid.startswith("0011")
+    assert read(axlf(parts().values(), "00112233445566778899aabbccddeeff")).afu_id.startswith(
+        "0011"
+    )
 
 
 def test_memories_are_those_of_the_topology_in_bytes():
-    first, second, plram, host = read(GOOD).banks
+    first, second, plram, host = read(GOOD).details.memory_banks
     assert first == MemoryBank("HBM[0]", "HBM", used=True, on_card=True, base=0, size=256 << 20)
     assert second.size == 256 << 20
     assert not second.clearable, "the image does not reach it"
@@ -120,7 +123,7 @@ def test_memories_are_those_of_the_topology_in_bytes():
     ],
 )
 def test_only_used_memory_of_the_card_with_addresses_can_be_cleared(bank, clearable):
-    (found,) = read(axlf(parts(banks=memory(bank)).values())).banks
+    (found,) = read(axlf(parts(banks=memory(bank)).values())).details.memory_banks
     assert found.clearable is clearable
     if not found.on_card:
         assert (found.base, found.size) == (0, 0), "a stream's fields are no addresses"
@@ -128,7 +131,7 @@ def test_only_used_memory_of_the_card_with_addresses_can_be_cleared(bank, cleara
 
 def test_a_file_without_memories_or_compute_units_is_read():
     facts = read(axlf(parts()[kind] for kind in (BITSTREAM, METADATA, PARTITION)))
-    assert (facts.banks, facts.dataflow) == ((), False)
+    assert (facts.details.memory_banks, facts.details.dataflow) == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_a_file_without_memories_or_compute_units_is_read():
 )
 def test_dataflow_is_a_compute_units_control_protocol(unit, dataflow):
     layout = units((KERNEL, 0, 0x20000, "other:other_0"), unit)
-    assert read(axlf(parts(layout=layout).values())).dataflow is dataflow
+    assert read(axlf(parts(layout=layout).values())).details.dataflow is dataflow
 
 
 def test_an_image_of_hundreds_of_mebibytes_is_not_read_into_memory():
@@ -291,7 +294,7 @@ def test_an_image_for_versal_is_told_as_that():
 def test_a_memory_topology_of_another_length_than_it_says_is_refused(content, words):
     data = axlf({**parts(), TOPOLOGY: (TOPOLOGY, "MEM_TOPOLOGY", content)}.values())
     if words is None:
-        assert read(data).banks == ()
+        assert read(data).details.memory_banks == ()
     else:
         assert words in refusal(data)
 
@@ -391,11 +394,11 @@ def test_any_byte_may_be_wrong(at, value):
         facts = read(changed(at, bytes([value])))
     except BitstreamError:
         return
-    assert len(facts.uuid) == 32
+    assert len(facts.afu_id) == 32
 
 
 def test_kernels_come_from_the_xml():
     data = axlf(parts(xml=metadata(kernel("a"), kernel("b"), name="two & more")).values())
     facts = read(data)
-    assert [one.name for one in facts.kernels] == ["a", "b"]
+    assert [one.name for one in facts.details.kernels] == ["a", "b"]
     assert facts.name == "two & more"

@@ -18,7 +18,7 @@ from fpga_plugin.hardware.image import KernelArgument
 
 
 def read(xml: bytes) -> Kernels:
-    return read_kernels(ByteRange.of_bytes(xml, "f"))
+    return read_kernels(ByteRange.of_bytes(xml, "f: EMBEDDED_METADATA"))
 
 
 def one(*arguments, **attributes):
@@ -279,7 +279,7 @@ def test_an_empty_section_is_refused(xml):
 
 
 def test_a_section_beyond_the_limit_is_refused_unread():
-    file = ByteRange(lambda _at, count: b" " * count, 0, 1 << 40, "f")
+    file = ByteRange(lambda _at, count: b" " * count, 0, 1 << 40, "f: EMBEDDED_METADATA")
     with pytest.raises(BitstreamError, match=f"1 to {xclbin_kernels.MAX_BYTES} are read"):
         read_kernels(file)
 

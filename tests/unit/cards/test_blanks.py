@@ -69,7 +69,7 @@ def test_what_the_watch_saw_is_verified_again_even_where_the_file_looks_the_same
     load(blanks)
     load(blanks)
     assert dict(store.library.verifications.items()) == {("good",): 1}
-    store.library.forget(f"{INTERFACE}/blank.gbs")  # as the index does
+    store.library.verdicts.forget(f"{INTERFACE}/blank.gbs")  # as the index does
     blanks.forget(INTERFACE)
     load(blanks)
     assert dict(store.library.verifications.items()) == {("good",): 2}

@@ -662,13 +662,13 @@ def test_the_statement_is_printed_for_whoever_signs_elsewhere(store, key, keys, 
     )
 
 
-def test_a_manifest_of_the_first_format_is_written_anew_before_it_is_signed(run, store, key):
+def test_a_manifest_without_a_version_is_written_again_before_it_is_signed(run, store, key):
     store.mkdir()
     path = store / "manifest.json"
     path.write_text('{"version": 1, "files": []}')
     code, _, errors = run("sign", "--key", key, path)
     assert code == 1
-    assert "of a format without a version" in errors[0]
+    assert "not a manifest" in errors[0]
     assert "bitstream sign --manifest" in errors[1]
     assert run("sign", "--key", key, "--manifest")[0] == 0
     assert manifest(store)["format"] == 2
