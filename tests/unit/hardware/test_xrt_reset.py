@@ -1,21 +1,35 @@
 """The reset of an Alveo card, with each trap that AMD's drivers were seen to set."""
 
+import errno
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doubles.alveo import CARD, CARD_2, Rig
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError, PortInUseError
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card, CardProblem
-from fpga_plugin.hardware.xrt import defs
+from fpga_plugin.hardware.xrt import defs, reset
+
+MASK = "config_mailbox_channel_disable"
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
+
+
+@pytest.fixture
+def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig.with_a_clock(tmp_path, monkeypatch)
+
+
+def at(rig: Rig, what: str, act: Callable[[], object]) -> None:
+    """Do something the moment before `<attribute>=<text>` is written."""
+    rig.kernel.before = lambda request: act() if request.endswith(what) else None
 
 
 def test_a_reset_takes_the_image_off_the_record_and_leaves_the_card_masked(rig: Rig):
@@ -50,6 +64,170 @@ def test_it_goes_online_only_when_the_management_function_is_back(rig: Rig):
     rig.kernel.before = note
     rig.backend.reset(rig.card())
     assert offline == [False]
+
+
+def test_a_reset_waits_for_nothing_but_the_card(timed: Rig):
+    timed.backend.reset(timed.card())
+    assert timed.clock.now < 2
+
+
+def test_a_management_function_that_goes_offline_late_is_waited_for(timed: Rig):
+    """`shutdown` reads 1 before: a card put online then is one in reset."""
+    written: dict[str, float] = {}
+
+    def note(what: str) -> None:
+        if "/shutdown=" in what:
+            written[what[-1]] = timed.clock.now
+
+    def pass_time() -> None:
+        if "1" in written:
+            offline = 1 < timed.clock.now - written["1"] < 2
+            timed.kernel.instead["0.0/dev_offline"] = str(int(offline))
+
+    timed.kernel.before = note
+    timed.clock.passing = pass_time
+    timed.backend.reset(timed.card())
+    assert written["0"] - written["1"] >= 2
+
+
+def test_a_card_that_came_online_by_itself_is_not_waited_for(timed: Rig):
+    """Its management function has no reset to begin."""
+    timed.board().put(shutdown=True)
+    timed.backend.bind(CARD)
+    timed.card()
+    assert timed.clock.now < 1
+
+
+def test_where_an_answer_was_lost_before_the_reset_is_asked_for_once_the_card_is_up(timed: Rig):
+    """While `shutdown` reads 1 another 1 is ignored."""
+    timed.program()
+    card = timed.card()
+    timed.board().put(shutdown=True)
+    timed.kernel.written.clear()
+    timed.backend.reset(card)
+    assert timed.kernel.written == [
+        (MASK, hex(defs.MASK_WHILE_RESETTING)),
+        ("shutdown", "0"),
+        ("shutdown", "1"),
+        ("shutdown", "0"),
+        (MASK, hex(defs.MASK)),
+    ]
+    assert timed.backend.afu_id(timed.region()) == defs.NO_IMAGE
+
+
+def test_where_an_answer_was_lost_the_card_is_up_before_the_reset_is_asked_for(timed: Rig):
+    card = timed.card()
+    timed.board().put(shutdown=True)
+    at(timed, "shutdown=0", lambda: timed.kernel.instead.update({"0.1/ready": "0x0"}))
+    with pytest.raises(HardwareError, match="its user function is not ready"):
+        timed.backend.reset(card)
+    assert ("shutdown", "1") not in timed.kernel.written
+
+
+def test_a_reset_that_a_dead_plugin_began_is_finished_and_no_other_asked_for(timed: Rig):
+    card = timed.card()
+    timed.board().set_shutdown("1")
+    timed.clock.sleep(5)
+    timed.backend.reset(card)
+    assert timed.kernel.written == [("shutdown", "0"), (MASK, hex(defs.MASK))]
+
+
+def test_a_card_whose_node_is_missing_is_reset_all_the_same(timed: Rig):
+    card = timed.card()
+    timed.kernel.listed["0000:10:00.1/drm"] = []
+    with pytest.raises(HardwareError, match="its user function is not ready"):
+        timed.backend.reset(card)
+    assert ("shutdown", "1") in timed.kernel.written
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        lambda rig: rig.kernel.instead.update({"0.1/shutdown": "1"}),
+        lambda rig: rig.kernel.instead.update({"0.1/ready": "0x0"}),
+        lambda rig: rig.kernel.instead.update({"0.1/dev_offline": OSError(errno.EIO, "error")}),
+        lambda rig: rig.kernel.listed.update({"0000:10:00.1/drm": ["card0"]}),
+        lambda rig: rig.kernel.gone.add("0.1/xclbinuuid"),
+    ],
+)
+def test_a_card_that_lacks_something_after_its_reset_did_not_come_back(
+    timed: Rig, lacks: Callable[[Rig], object]
+):
+    card = timed.card()
+    at(timed, "shutdown=0", lambda: lacks(timed))
+    with pytest.raises(HardwareError, match="its user function is not ready"):
+        timed.backend.reset(card)
+    assert timed.clock.now >= reset.UP_SECONDS
+    assert timed.kernel.written[-1] == ("shutdown", "0"), "a card that is not up was masked"
+
+
+@pytest.mark.parametrize("answer", ["1", OSError(errno.EIO, "Input/output error")])
+def test_a_management_function_that_stays_offline_fails_the_reset(
+    timed: Rig, answer: str | OSError
+):
+    card = timed.card()
+    at(timed, "shutdown=1", lambda: timed.kernel.instead.update({"0.0/dev_offline": answer}))
+    with pytest.raises(HardwareError, match="its management function is offline"):
+        timed.backend.reset(card)
+    assert timed.clock.now >= reset.DOWN_SECONDS
+    assert timed.kernel.written[-1] == ("shutdown", "1"), "it was put online in its reset"
+
+
+@pytest.mark.parametrize(("user", "function"), [(False, "0000:10:00.0"), (True, "0000:10:00.1")])
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_a_function_that_loses_its_driver_meanwhile_ends_the_reset_at_once(
+    timed: Rig, *, user: bool, function: str, unreadable: bool
+):
+    card = timed.card()
+    timed.arm("holder")
+
+    def lose() -> None:
+        if timed.clock.now < 1:
+            return
+        if unreadable:
+            timed.kernel.fails["exists", f"{function}/driver"] = OSError(errno.EIO, "error")
+        else:
+            timed.kernel.gone.add(f"{function}/driver")
+
+    timed.clock.passing = lose
+    with pytest.raises(CardGoneError, match=f"went while it was reset: .*{function}"):
+        timed.backend.reset(card)
+    assert timed.clock.now < 2
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "told"),
+    [
+        (errno.ENOENT, CardGoneError, "shutdown is not there"),
+        (errno.ENOTDIR, CardGoneError, "shutdown is not there"),
+        (errno.EIO, HardwareError, r"writing 1 to .*/shutdown failed \(because\)"),
+    ],
+)
+def test_why_a_card_cannot_be_reset_is_told(
+    timed: Rig, code: int, kind: type[FpgaPluginError], told: str
+):
+    timed.kernel.fails["write", "/shutdown"] = OSError(code, "because")
+    with pytest.raises(kind, match=f"card {CARD} cannot be reset: .*{told}"):
+        timed.backend.reset(timed.card())
+    assert timed.card(), "it counts as being reset no longer"
+
+
+def test_a_card_of_before_is_not_reset(timed: Rig):
+    card = timed.card()
+    timed.board().unbind(user=True)
+    timed.board().bind(user=True)
+    for ask in (timed.backend.reset, timed.backend.rebind):
+        with pytest.raises(CardGoneError, match="is no longer the user function"):
+            ask(card)
+    assert not timed.kernel.written
+
+
+def test_what_mends_a_card_is_a_reset(timed: Rig):
+    timed.program()
+    timed.board().put(bad="firewall")
+    timed.backend.rebind(timed.card())
+    assert timed.backend.port_errors(timed.region()) == {}
+    assert ("shutdown", "1") in timed.kernel.written
 
 
 def test_an_answer_that_is_lost_costs_a_moment(rig: Rig):
