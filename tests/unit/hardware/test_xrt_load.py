@@ -167,17 +167,18 @@ def test_an_image_without_kernels_is_loaded(rig: Rig):
     assert rig.backend.afu_id(rig.region()) == VADD
 
 
-def mapped(rig: Rig, data: bytes) -> memoryview:
-    """A file as the store gives it: a private mapping."""
+def mapped(rig: Rig, data: bytes) -> mmap.mmap:
+    """A file as the store has it: a private mapping."""
     path = rig.directory / "file.xclbin"
     path.write_bytes(data)
     with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_mapped_file_is_loaded_from_where_it_is_and_is_free_afterwards(rig: Rig, *, fails: bool):
-    view = mapped(rig, bytes(image().data))
+    mapping = mapped(rig, bytes(image().data))
+    view = memoryview(mapping)
     xclbin = replace(image(), data=view)
     caught: Any = None
     if fails:
@@ -187,7 +188,8 @@ def test_a_mapped_file_is_loaded_from_where_it_is_and_is_free_afterwards(rig: Ri
     else:
         program(rig, xclbin)
         assert rig.backend.afu_id(rig.region()) == VADD
-    view.release()  # raises if it is in use, be it by the traceback of the error
+    view.release()
+    mapping.close()  # raises if it is in use, be it by the traceback of the error
     del caught
 
 

@@ -28,12 +28,7 @@ EIO = OSError(errno.EIO, "Input/output error")
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
-
-
-@pytest.fixture
-def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig.with_a_clock(tmp_path, monkeypatch)
 
 
@@ -127,38 +122,38 @@ def refreshes(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
     rig.kernel.before = arm
 
 
-def test_a_refresh_after_the_first_read_is_seen(timed: Rig, monkeypatch: pytest.MonkeyPatch):
-    refreshes(timed, monkeypatch, times=1)
-    timed.program()
-    assert len(timed.kernel.requests) == 2
-    timed.clock.sleep(5)
-    assert timed.backend.afu_id(timed.region()) == VADD
+def test_a_refresh_after_the_first_read_is_seen(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    refreshes(rig, monkeypatch, times=1)
+    rig.program()
+    assert len(rig.kernel.requests) == 2
+    rig.clock.sleep(5)
+    assert rig.backend.afu_id(rig.region()) == VADD
 
 
 def test_a_record_that_is_emptied_again_and_again_is_a_failure(
-    timed: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    refreshes(timed, monkeypatch, times=9)
+    refreshes(rig, monkeypatch, times=9)
     with pytest.raises(ProgrammingError, match=f"shows nothing where {VADD} was loaded"):
-        timed.program()
-    assert len(timed.kernel.requests) == 2
-    assert timed.board().state.mask == defs.MASK
+        rig.program()
+    assert len(rig.kernel.requests) == 2
+    assert rig.board().state.mask == defs.MASK
 
 
 def test_a_tenants_load_is_seen_though_a_refresh_would_take_it_from_the_record(
-    timed: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("fpga_plugin.hardware.simulated.alveo.board.REFRESH_SECONDS", 0.4)
 
     def intrude(what: str) -> None:
         if what.endswith(f"disable={MASK}"):
-            timed.arm("late-refresh")
-            timed.board().loads(OTHER, flat=False)
+            rig.arm("late-refresh")
+            rig.board().loads(OTHER, flat=False)
 
-    timed.kernel.before = intrude
+    rig.kernel.before = intrude
     with pytest.raises(ProgrammingError, match=OTHER):
-        timed.program()
-    assert len(timed.kernel.requests) == 1
+        rig.program()
+    assert len(rig.kernel.requests) == 1
 
 
 def test_a_tenant_that_loads_between_our_load_and_the_mask_is_seen(rig: Rig):
@@ -175,8 +170,7 @@ def test_a_tenant_that_loads_between_our_load_and_the_mask_is_seen(rig: Rig):
     assert rig.board().state.mask == defs.MASK
 
 
-def test_a_mask_that_does_not_arrive_stops_the_load(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fpga_plugin.hardware.xrt.mask._COPY_SECONDS", 0.3)
+def test_a_mask_that_does_not_arrive_stops_the_load(rig: Rig):
     rig.arm("mute")
     with pytest.raises(HardwareError, match="does not follow"):
         rig.program()
@@ -190,33 +184,33 @@ def loses_its_management_driver(rig: Rig) -> None:
     )
 
 
-def test_an_image_that_cannot_be_masked_is_not_programmed(timed: Rig):
-    loses_its_management_driver(timed)
+def test_an_image_that_cannot_be_masked_is_not_programmed(rig: Rig):
+    loses_its_management_driver(rig)
     with pytest.raises(HardwareError, match=f"cannot be set to {MASK}"):
-        timed.program()
+        rig.program()
 
 
-def test_of_a_load_and_a_mask_that_fail_the_load_says_why(timed: Rig):
-    loses_its_management_driver(timed)
-    timed.arm("port-open")
+def test_of_a_load_and_a_mask_that_fail_the_load_says_why(rig: Rig):
+    loses_its_management_driver(rig)
+    rig.arm("port-open")
     with pytest.raises(PortInUseError):
-        timed.program()
+        rig.program()
 
 
-def test_a_card_whose_trouble_cannot_be_read_after_the_load_is_not_programmed(timed: Rig):
-    timed.kernel.instead["0.1/device_bad_state"] = EIO
+def test_a_card_whose_trouble_cannot_be_read_after_the_load_is_not_programmed(rig: Rig):
+    rig.kernel.instead["0.1/device_bad_state"] = EIO
     with pytest.raises(HardwareError, match=r"cannot be read \(Input/output error\)"):
-        timed.program()
+        rig.program()
 
 
-def test_a_card_that_tells_no_bad_state_is_in_none(timed: Rig):
-    timed.kernel.instead["0.1/device_bad_state"] = FileNotFoundError(errno.ENOENT, "none")
-    timed.program()
-    assert timed.backend.port_errors(timed.region()) == {}
+def test_a_card_that_tells_no_bad_state_is_in_none(rig: Rig):
+    rig.kernel.instead["0.1/device_bad_state"] = FileNotFoundError(errno.ENOENT, "none")
+    rig.program()
+    assert rig.backend.port_errors(rig.region()) == {}
 
 
-def test_a_card_that_answers_is_quiet(timed: Rig):
-    with timed.backend.open_port(timed.card(), timed.region()) as port:
+def test_a_card_that_answers_is_quiet(rig: Rig):
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
         port.reset()
         assert port.clear_errors() == {}
 
@@ -224,19 +218,17 @@ def test_a_card_that_answers_is_quiet(timed: Rig):
 @pytest.mark.parametrize(
     ("answer", "why"), [("0x0", "is offline or not ready"), (EIO, "cannot be read")]
 )
-def test_a_card_that_does_not_answer_cannot_be_scrubbed(
-    timed: Rig, answer: str | OSError, why: str
-):
-    with timed.backend.open_port(timed.card(), timed.region()) as port:
-        timed.kernel.instead["0.1/ready"] = answer
+def test_a_card_that_does_not_answer_cannot_be_scrubbed(rig: Rig, answer: str | OSError, why: str):
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
+        rig.kernel.instead["0.1/ready"] = answer
         with pytest.raises(HardwareError, match=f"card {CARD} {why}"):
             port.reset()
 
 
-def test_errors_stay_and_are_counted(timed: Rig):
-    timed.kernel.instead |= {"0.1/device_bad_state": "1", "firewall.m.4096/level": "3"}
-    timed.kernel.listed["0000:10:00.0"] = ["firewall.m.4096"]
-    with timed.backend.open_port(timed.card(), timed.region()) as port:
+def test_errors_stay_and_are_counted(rig: Rig):
+    rig.kernel.instead |= {"0.1/device_bad_state": "1", "firewall.m.4096/level": "3"}
+    rig.kernel.listed["0000:10:00.0"] = ["firewall.m.4096"]
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
         assert port.clear_errors() == {
             "device_bad_state": 1,
             "firewall_level": 3,
@@ -244,11 +236,11 @@ def test_errors_stay_and_are_counted(timed: Rig):
         }
 
 
-def test_errors_that_cannot_be_read_are_an_error(timed: Rig):
-    timed.kernel.instead["0.1/device_bad_state"] = EIO
-    region = timed.region()
-    with timed.backend.open_port(timed.card(), region) as port:
-        for ask in (port.clear_errors, lambda: timed.backend.port_errors(region)):
+def test_errors_that_cannot_be_read_are_an_error(rig: Rig):
+    rig.kernel.instead["0.1/device_bad_state"] = EIO
+    region = rig.region()
+    with rig.backend.open_port(rig.card(), region) as port:
+        for ask in (port.clear_errors, lambda: rig.backend.port_errors(region)):
             with pytest.raises(HardwareError, match=r"cannot be read \(Input/output error\)"):
                 ask()
 
