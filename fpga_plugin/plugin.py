@@ -47,7 +47,7 @@ from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import DevicePluginService
+from fpga_plugin.deviceplugin.service import DevicePlugin, QuickCalls
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
@@ -210,21 +210,6 @@ def _event_sink(settings: Settings) -> EventSink:
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePlugin:
-    """What serves kubelet by the device plugin API; with DRA there is none.
-
-    Attributes:
-        calls: kubelet's calls.
-        owners: find out whose the devices are.
-        reconciler: what a stock kubelet does not say.
-    """
-
-    calls: DevicePluginService
-    owners: Owners
-    reconciler: Reconciler
-
-
 def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     settings: Settings,
     node: NodeParts,
@@ -236,11 +221,11 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    calls = DevicePluginService(
+    lists = DeviceLists(ledger, advertise=settings.advertise)
+    calls = QuickCalls(
         ledger=ledger,
         owners=owners,
-        lists=DeviceLists(ledger, advertise=settings.advertise),
-        prestarts=prestarts,
+        lists=lists,
         queue=queue,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         rings=settings.neighbours or NO_RINGS,
@@ -257,7 +242,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         ),
         pods_socket=settings.pods_socket,
     )
-    return DevicePlugin(calls, owners, reconciler)
+    return DevicePlugin(lists, calls, prestarts, owners, reconciler)
 
 
 class Plugin:
@@ -406,7 +391,7 @@ class Plugin:
         for resumed in done:
             resumed.result()
         if (api := self.device_plugin) is not None:
-            await self.link.start(api.calls, api.reconciler)
+            await self.link.start(api)
         elif self.dra is not None:
             await self.dra.start()
         if self.node.policy is not None:
@@ -415,7 +400,7 @@ class Plugin:
             "serving",
             version=__version__,
             cards=len(self.ledger.cards),
-            resources=() if api is None else api.calls.resources(),
+            resources=() if api is None else api.lists.resources(),
             node=self.settings.node_name,
         )
 
@@ -474,7 +459,7 @@ class Plugin:
         if self.dra is not None:
             await self.dra.close()
         if self.device_plugin is not None:
-            await self.device_plugin.calls.close()
+            await self.device_plugin.prestarts.close()
         if self.node.pods.podresources is not None:
             self.node.pods.podresources.close()
         await self.queue.close()

@@ -5,7 +5,7 @@ changed share is derived again. An unchanged list stays the same object: most ch
 change no list, and noticing that must not need a comparison of a thousand devices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.journal.records import CardMode
@@ -50,6 +50,10 @@ class DeviceLists:
             self._owned.update(
                 allocation.resource for allocation in self._ledger.allocations_on(card)
             )
+
+    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after every change of resources or lists; returns how to stop that."""
+        return self._ledger.subscribe(lambda _: changed())
 
     def resources(self) -> tuple[ResourceName, ...]:
         """The resources to register.

@@ -13,6 +13,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition, Ownership
+from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
@@ -24,7 +25,6 @@ from fpga_plugin.demo.pod_manifest import PodManifest
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.demo.words import Words, words
-from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.names import ResourceName
@@ -93,7 +93,7 @@ class Story:
             "Nothing is known of the regions after a boot, so each is scrubbed before it is"
             " offered: reset, blank bitstream, memory cleared, verified.",
         )
-        for resource in self._calls.resources():
+        for resource in self._lists.resources():
             with self._limit(f"{resource} was not registered"):
                 await self.node.kubelet.wait_for(resource, timeout=SETTLE_SECONDS)
         cards = self.node.plugin.ledger.cards.values()
@@ -280,21 +280,21 @@ class Story:
         return words(self.node.kubelet.profile)
 
     @property
-    def _calls(self) -> DevicePluginService:
+    def _lists(self) -> DeviceLists:
         api = self.node.plugin.device_plugin
         assert api is not None, "the demo serves the device plugin API"
-        return api.calls
+        return api.lists
 
     async def _kubelet_has_lists(self) -> None:
         """Kubelet's lists are the plugin's."""
-        for resource in self._calls.resources():
+        for resource in self._lists.resources():
             with self._limit(f"kubelet has an old list of {resource}"):
                 await self.node.kubelet.wait_for(resource, self._is_present, timeout=SETTLE_SECONDS)
         if self.output.failed is not None:
             raise self.output.failed
 
     def _is_present(self, listed: DeviceList) -> bool:
-        present = self._calls.devices(listed.resource)
+        present = self._lists.devices(listed.resource)
         return [(d.id, d.healthy) for d in present] == [
             (device, device in listed.healthy) for device in listed.ids
         ]

@@ -15,9 +15,9 @@ import structlog
 from grpclib.server import Stream
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import DevicePluginService
 from fpga_plugin.kubernetes.names import ResourceName
 
 PAUSE = 0.02
@@ -48,11 +48,9 @@ class DeviceStreams:
         lost: set when, after that, the last stream ended.
     """
 
-    def __init__(
-        self, resource: ResourceName, calls: DevicePluginService, reconciler: Reconciler
-    ) -> None:
+    def __init__(self, resource: ResourceName, lists: DeviceLists, reconciler: Reconciler) -> None:
         self._resource = resource
-        self._calls = calls
+        self._lists = lists
         self._reconciler = reconciler
         self._cursors: set[_Cursor] = set()
         self._log = _log.bind(resource=resource)
@@ -99,7 +97,7 @@ class DeviceStreams:
             self._log.debug("device list stream ended")
 
     async def _send(self, cursor: _Cursor, stream: Stream[Any, Any]) -> None:
-        devices = self._calls.devices(self._resource)
+        devices = self._lists.devices(self._resource)
         if devices is cursor.sent or devices == cursor.sent:
             return
         cursor.sent = devices  # before the wait: `resend` may come meanwhile

@@ -12,8 +12,7 @@ import structlog
 
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
-from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import DevicePluginService
+from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
@@ -37,18 +36,17 @@ class Endpoint:
     def __init__(
         self,
         resource: ResourceName,
-        calls: DevicePluginService,
+        api: DevicePlugin,
         directory: str,
         *,
-        reconciler: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self.name = ""
-        self.streams = DeviceStreams(resource, calls, reconciler)
+        self.streams = DeviceStreams(resource, api.lists, api.reconciler)
         self._resource = resource
-        self._calls = calls
+        self._lists = api.lists
         self._directory = directory
-        self._servicer = Servicer(resource, calls, self.streams, on_call=on_call)
+        self._servicer = Servicer(resource, api, self.streams, on_call=on_call)
         self._server: ClosingServer | None = None
         self._identity: str | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -77,7 +75,7 @@ class Endpoint:
             remove_socket(self._directory, self.name)
             raise
         self._server = server
-        self._unsubscribe = self._calls.subscribe(self.streams.changed)
+        self._unsubscribe = self._lists.subscribe(self.streams.changed)
 
     async def stop(self) -> None:
         """Close the socket and kubelet's connections, end the handlers; does nothing twice."""

@@ -7,9 +7,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.registration import Registration, ResourceStatus, Timing
-from fpga_plugin.deviceplugin.service import DevicePluginService
+from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
@@ -44,7 +43,7 @@ class KubeletLink:
         self._on_call = on_call
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
-        self._calls: DevicePluginService | None = None
+        self._api: DevicePlugin | None = None
         self._registrations: dict[ResourceName, Registration] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -59,18 +58,13 @@ class KubeletLink:
         """How often the stream of each resource was opened."""
         return [((name,), one.opened) for name, one in self._registrations.items() if one.opened]
 
-    async def start(self, calls: DevicePluginService, reconciler: Reconciler) -> None:
-        """Begin to serve; returns before kubelet has heard of it.
-
-        Args:
-            calls: what kubelet's calls do.
-            reconciler: learns of each kubelet instance.
-        """
+    async def start(self, api: DevicePlugin) -> None:
+        """Begin to serve; returns before kubelet has heard of it."""
         remove_stale_sockets(self._directory.path)
         self._directory.start()
-        add = partial(self._add_resources, calls, reconciler)
-        self._calls = calls
-        self._unsubscribe = calls.subscribe(add)
+        self._api = api
+        add = partial(self._add_resources, api)
+        self._unsubscribe = api.lists.subscribe(add)
         add()
 
     async def stop(self) -> None:
@@ -93,10 +87,10 @@ class KubeletLink:
 
     def sent(self) -> Mapping[ResourceName, frozenset[str]]:
         """The healthy devices of each list that kubelet holds a stream for and has been sent."""
-        if (calls := self._calls) is None:
+        if (api := self._api) is None:
             return {}
         return {
-            name: frozenset(device.id for device in calls.devices(name) if device.healthy)
+            name: frozenset(device.id for device in api.lists.devices(name) if device.healthy)
             for name, one in self._registrations.items()
             if one.status.registered and one.status.streaming and not one.behind
         }
@@ -117,17 +111,12 @@ class KubeletLink:
                 return
             await asyncio.sleep(ANNOUNCE_POLL)
 
-    def _add_resources(self, calls: DevicePluginService, reconciler: Reconciler) -> None:
-        for resource in calls.resources():
+    def _add_resources(self, api: DevicePlugin) -> None:
+        for resource in api.lists.resources():
             if resource in self._registrations:
                 continue
             registration = Registration(
-                resource,
-                calls,
-                self._directory,
-                timing=self._timing,
-                reconciler=reconciler,
-                on_call=self._on_call,
+                resource, api, self._directory, timing=self._timing, on_call=self._on_call
             )
             self._registrations[resource] = registration
             self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))

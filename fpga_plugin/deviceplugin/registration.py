@@ -28,9 +28,8 @@ import structlog
 
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
-from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.deviceplugin.register import register
-from fpga_plugin.deviceplugin.service import DevicePluginService
+from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
@@ -87,18 +86,16 @@ class Registration:
     def __init__(
         self,
         resource: ResourceName,
-        calls: DevicePluginService,
+        api: DevicePlugin,
         directory: KubeletDirectory,
         *,
         timing: Timing,
-        reconciler: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
-        self._calls = calls
+        self._api = api
         self._directory = directory
         self._timing = timing
-        self._reconciler = reconciler
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
@@ -142,7 +139,7 @@ class Registration:
                 instance = await self._kubelet()
                 began = asyncio.get_running_loop().time()
                 try:
-                    self._reconciler.kubelet_found(instance)
+                    self._api.reconciler.kubelet_found(instance)
                     await self._serve(instance)
                 except FpgaPluginError as error:
                     self._problem = str(error)
@@ -199,11 +196,7 @@ class Registration:
             KubeletDirectoryError: no socket can be made.
         """
         endpoint = self._endpoint = Endpoint(
-            self._resource,
-            self._calls,
-            self._directory.path,
-            reconciler=self._reconciler,
-            on_call=self._on_call,
+            self._resource, self._api, self._directory.path, on_call=self._on_call
         )
         outdated = ""
 

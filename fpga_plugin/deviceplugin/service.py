@@ -4,13 +4,12 @@ Allocate, PostStop and Deallocate are ledger steps and return at once; what they
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
-from fpga_plugin.allocation.calls import AllocateAnswer, Caller
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.names import card_of
@@ -20,6 +19,7 @@ from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.release import release
 from fpga_plugin.deviceplugin.prestart import PreStarts
+from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
@@ -27,7 +27,7 @@ from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 log = structlog.get_logger()
 
 
-class DevicePluginService:
+class QuickCalls:
     """Ids come as kubelet sent them, unchecked.
 
     Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
@@ -35,7 +35,6 @@ class DevicePluginService:
     Args:
         owners: finds the allocations' pods.
         lists: the devices to advertise.
-        prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
         cdi_devices: what the operator adds.
         rings: which cards lie beside each other.
@@ -47,7 +46,6 @@ class DevicePluginService:
         ledger: Ledger,
         owners: Owners,
         lists: DeviceLists,
-        prestarts: PreStarts,
         queue: CardQueue,
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
         rings: Rings = NO_RINGS,
@@ -55,26 +53,9 @@ class DevicePluginService:
         self._ledger = ledger
         self._owners = owners
         self._lists = lists
-        self._prestarts = prestarts
         self._queue = queue
         self._cdi_devices = cdi_devices
         self._rings = rings
-
-    # ---------------------------------------------------------------- lists
-
-    def resources(self) -> tuple[ResourceName, ...]:
-        """Every resource that is to be registered; none ever goes."""
-        return self._lists.resources()
-
-    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
-        """The resource's list as of now."""
-        return self._lists.devices(resource)
-
-    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after every change of resources or lists; returns how to stop that."""
-        return self._ledger.subscribe(lambda _: changed())
-
-    # ---------------------------------------------------------------- quick calls
 
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> AllocateAnswer:
         """Grant devices to a container, journalled before it returns."""
@@ -124,19 +105,21 @@ class DevicePluginService:
         """The allocation of these devices ended. Work follows in the background."""
         self._owners.answered(release(self._ledger, self._queue, resource, ids))
 
-    # ---------------------------------------------------------------- PreStart
 
-    async def prestart(
-        self,
-        resource: ResourceName,
-        ids: Sequence[str],
-        env: Mapping[str, str],
-        time_left: float | None,
-        caller: Caller | None = None,
-    ) -> None:
-        """Bring the devices into the state that the container asks for (`PreStarts.serve`)."""
-        await self._prestarts.serve(resource, ids, env, time_left, caller)
+@dataclass(frozen=True, slots=True)
+class DevicePlugin:
+    """What serves kubelet by the device plugin API; with DRA there is none.
 
-    async def close(self) -> None:
-        """Wait for the preparations that run; begin none."""
-        await self._prestarts.close()
+    Attributes:
+        lists: the devices to advertise.
+        calls: kubelet's calls, but for PreStart.
+        prestarts: the call that waits.
+        owners: find out whose the devices are.
+        reconciler: what a stock kubelet does not say.
+    """
+
+    lists: DeviceLists
+    calls: QuickCalls
+    prestarts: PreStarts
+    owners: Owners
+    reconciler: Reconciler

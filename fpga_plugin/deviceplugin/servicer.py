@@ -22,7 +22,7 @@ from grpclib.server import Stream
 
 from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.service import DevicePluginService
+from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, parse_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
@@ -114,13 +114,13 @@ class Servicer:
     def __init__(
         self,
         resource: ResourceName,
-        calls: DevicePluginService,
+        api: DevicePlugin,
         streams: DeviceStreams,
         *,
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
-        self._calls = calls
+        self._calls, self._prestarts = api.calls, api.prestarts
         self._streams = streams
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
@@ -261,7 +261,7 @@ class Servicer:
     ) -> PreStartContainerResponse:
         call.names(request.devices_ids)
         _require_ids(call.method, request.devices_ids)
-        await self._calls.prestart(
+        await self._prestarts.serve(
             self._resource, request.devices_ids, request.env, call.time_left, call.caller
         )
         return PreStartContainerResponse()

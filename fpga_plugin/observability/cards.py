@@ -72,7 +72,7 @@ class _Cards:
             else {
                 device.id: device.healthy
                 for name in plugin.link.status
-                for device in api.calls.devices(name)
+                for device in api.lists.devices(name)
             }
         )
         self._refused = {

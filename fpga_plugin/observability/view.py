@@ -132,7 +132,7 @@ def resources(plugin: Plugin) -> list[ResourceView]:
     if (api := plugin.device_plugin) is None:
         return views
     for name, status in sorted(plugin.link.status.items()):
-        devices = api.calls.devices(name)
+        devices = api.lists.devices(name)
         views.append(
             {
                 "resource": name,

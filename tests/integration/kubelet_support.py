@@ -79,10 +79,11 @@ class Changes:
 
 
 class Calls:
-    """Plays `DevicePluginService` and `Reconciler`: notes calls, answers what the test says."""
+    """Plays `DevicePlugin` with all of its parts: notes calls, answers what the test says."""
 
     def __init__(self, changes: Changes) -> None:
-        self.lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}
+        self.lists = self.calls = self.prestarts = self.reconciler = self
+        self.listed: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}
         self.subscribers: list[Callable[[], None]] = []
         self.called: list[tuple] = []
         self.facts: list[str] = []
@@ -93,7 +94,7 @@ class Calls:
         self._changes = changes
 
     def set(self, resource: ResourceName, *devices: AdvertisedDevice) -> None:
-        self.lists[resource] = devices
+        self.listed[resource] = devices
         self.tell()
 
     def tell(self) -> None:
@@ -107,10 +108,10 @@ class Calls:
             raise self.fails
 
     def resources(self):
-        return tuple(self.lists)
+        return tuple(self.listed)
 
     def devices(self, resource):
-        return self.lists[resource]
+        return self.listed[resource]
 
     def subscribe(self, changed):
         self.subscribers.append(changed)
@@ -128,7 +129,7 @@ class Calls:
         self._note("preferred", resource, list(available), list(must_include), size)
         return list(available)[:size]
 
-    async def prestart(self, resource, ids, env, time_left, caller):
+    async def serve(self, resource, ids, env, time_left, caller):
         self._note("prestart", resource, list(ids), dict(env), time_left)
         if self.prestart_waits is not None:
             await self.prestart_waits.wait()
@@ -293,7 +294,7 @@ class Kubelet(RegistrationBase):
 @asynccontextmanager
 async def plugin(directory: Path, calls: Calls, *, timing: Timing = QUICK, on_call=None):
     service = KubeletLink(kubelet_dir=str(directory), timing=timing, on_call=on_call)
-    await service.start(calls, calls)
+    await service.start(calls)
     try:
         yield service
     finally:

@@ -54,7 +54,7 @@ async def stage(tmp_path, *regions, profile=EXTENDED, **how):
     """A double, and the kubelet layer over a fake life of allocations."""
     changes = Changes()
     calls = Calls(changes)
-    calls.lists = {REGIONS: regions or tuple(device(f"0000-10-00.0-p{n}") for n in range(4))}
+    calls.listed = {REGIONS: regions or tuple(device(f"0000-10-00.0-p{n}") for n in range(4))}
     double = KubeletDouble(str(tmp_path), profile=profile, **how)
     await double.start()
     try:

@@ -458,7 +458,7 @@ def test_it_registers_again_when_kubelet_restarts(directory, leave_socket):
     async def story():
         changes = Changes()
         calls = Calls(changes)
-        calls.lists[CARDS] = ()
+        calls.listed[CARDS] = ()
         # Only inotify can be quick here: the delays are a minute.
         async with plugin(directory, calls, timing=EVENTS_ONLY) as service:
             for life in range(1, 4):
@@ -636,7 +636,7 @@ def test_a_kubelet_that_does_not_answer_is_given_up_and_does_not_delay_the_end(t
                 assert "did not answer Register within 0.05 s" in service.status[REGIONS].problem
             calls = Calls(changes)
             service = KubeletLink(kubelet_dir=str(tmp_path))
-            await service.start(calls, calls)
+            await service.start(calls)
             await changes.until(lambda: len(one.requests) > 3)
             began = time.monotonic()
             await service.stop()
@@ -724,11 +724,11 @@ def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(director
     async def story():
         changes = Changes()
         calls = Calls(changes)
-        calls.lists[CARDS] = ()
+        calls.listed[CARDS] = ()
         async with kubelet(directory, changes) as one:
             before = asyncio.all_tasks()
             service = KubeletLink(kubelet_dir=str(directory), timing=QUICK)
-            await service.start(calls, calls)
+            await service.start(calls)
             await changes.until(lambda: one.streams() and one.streams(CARDS, ids=[]))
             calls.prestart_waits = asyncio.Event()
             prestart = asyncio.create_task(

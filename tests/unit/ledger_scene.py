@@ -123,7 +123,7 @@ class Scene:
 
     def prestart(self, pod: Pod, *wants: AfuId):
         return self.plugin.begin(
-            self.plugin.calls.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+            self.plugin.prestarts.serve(pod.resource, pod.devices, env_for(wants), 30.0)
         )
 
     def start(self, pod: Pod, *wants: AfuId) -> None:

@@ -626,7 +626,7 @@ class Plugin:
         self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
             self.calls, self.reconciler, self.owners = api.calls, api.reconciler, api.owners
-            self.lists = api.calls._lists
+            self.lists, self.prestarts = api.lists, api.prestarts
 
     def kubelet_begins(self, instance: str) -> None:
         """A kubelet instance was found."""

@@ -357,7 +357,7 @@ class Life(RuleBasedStateMachine):
         self.admitting = None
         pod.asked = dict(zip(sorted(pod.nodes), wants, strict=False))
         task = pod.call = self.plugin.begin(
-            self.plugin.calls.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+            self.plugin.prestarts.serve(pod.resource, pod.devices, env_for(wants), 30.0)
         )
         task.add_done_callback(functools.partial(self.answered_prestart, pod, holds=number % 3 > 0))
         self.plugin.loop.settle()

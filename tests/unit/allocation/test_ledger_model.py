@@ -247,7 +247,7 @@ class Replay:
     def step_prestart(self, number: int, _: int) -> None:
         pod = self.pods[number]
         env = env_for(asks(number, pod)) if self.extended else {}
-        coroutine = self.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+        coroutine = self.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0)
         caller.set(number)
         task = self.calls[number] = self.plugin.loop.create_task(coroutine, name=f"call {number}")
         self.plugin.loop.settle()

@@ -44,7 +44,7 @@ def call(scene: Scene, pod, env: dict[str, str]):
     """A PreStart with this request, to its end."""
     scene.rack.limits = ClockLimits(100, 400)
     env = {"PATH": "/bin", **env}
-    task = scene.plugin.begin(scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0))
+    task = scene.plugin.begin(scene.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0))
     scene.plugin.work()
     return task
 

@@ -37,7 +37,7 @@ def scene(make) -> Scene:
 
 
 def wants_of(scene: Scene) -> Targets:
-    return scene.plugin.calls._prestarts._targets
+    return scene.plugin.prestarts._targets
 
 
 def asks(afu: str = AFU, **settings: int) -> FpgaRequest:
@@ -174,7 +174,7 @@ def test_an_allocation_that_ends_while_names_are_read_ends_the_call_as_any_other
 
     scene.images.aliases = aliases
     env = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": "filter"}
-    call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+    call = scene.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0)
     scene.refused(scene.plugin.begin(call), RefusedError, "ended before its container started")
 
 
@@ -188,7 +188,7 @@ def test_who_asks_for_a_title_is_given_the_id(scene: Scene, title: str):
     scene.images.aliases, scene.images.titles = aliases, {title: AFU}
     pod = scene.admit(scene.regions[0])
     env = {"FPGA_REGION_0": INTERFACE, "FPGA_AFU_0": title}
-    call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+    call = scene.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0)
     said = f"FPGA_AFU_0='{title}': .* it is the title of bitstream {AFU}: ask for that"
     scene.refused(scene.plugin.begin(call), InvalidRequestError, said)
 
@@ -197,7 +197,7 @@ def test_who_asks_for_a_title_is_given_the_id(scene: Scene, title: str):
 
 
 def started_with(scene: Scene, pod: Pod, env: Mapping[str, str]) -> None:
-    call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+    call = scene.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0)
     task = scene.plugin.begin(call)
     scene.plugin.work()
     task.result()
@@ -221,7 +221,7 @@ def test_what_a_pod_asks_for_should_it_fail_is_kept_with_its_start(scene: Scene)
         questions.append((identity.pod, devices))
         return asked
 
-    prestarts = scene.plugin.calls._prestarts
+    prestarts = scene.plugin.prestarts
     prestarts._debugging = SimpleNamespace(requested=target)  # type: ignore[assignment]
     started_with(scene, pod, env_for([AFU]))
     assert questions == [(pod.uid, pod.devices)]

@@ -14,7 +14,7 @@ RESOURCE = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a"
 
 
 class Calls:
-    """As much of `DevicePluginService` as a stream needs."""
+    """As much of `DeviceLists` and `Reconciler` as a stream needs."""
 
     def __init__(self):
         self.generation = 0

@@ -21,8 +21,11 @@ TURNS = 5
 """Of the loop, in which asyncio makes a connection of a client that dialled."""
 
 
-class Lists:
-    """What an endpoint asks of the allocations before kubelet calls it."""
+class Api:
+    """As much of `DevicePlugin` as an endpoint asks for before kubelet calls it."""
+
+    def __init__(self):
+        self.lists = self.calls = self.prestarts = self.reconciler = self
 
     def subscribe(self, _changed):
         return lambda: None
@@ -30,7 +33,7 @@ class Lists:
 
 def endpoint(directory: Path) -> Endpoint:
     resource = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
-    return Endpoint(resource, Lists(), str(directory), reconciler=Lists())
+    return Endpoint(resource, Api(), str(directory))
 
 
 def registry(directory: Path) -> RegistrySocket:

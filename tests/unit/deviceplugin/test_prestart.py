@@ -383,7 +383,7 @@ def test_the_policy_is_not_passed_by_for_a_card_that_was_reflashed(
     if when == "before":
         board.card = flashed
         scene.swap(card_of(region), told=True)
-        call = scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+        call = scene.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0)
         task = scene.plugin.begin(call)
     else:
         task = scene.prestart(pod, AFU)

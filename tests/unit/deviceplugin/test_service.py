@@ -48,7 +48,7 @@ def scene() -> Iterator[Scene]:
 
 def call(scene: Scene, pod, env: Mapping[str, str], caller: Caller | None = None):
     return scene.plugin.begin(
-        scene.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0, caller)
+        scene.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0, caller)
     )
 
 
@@ -73,7 +73,7 @@ class Envs:
 
 
 def with_envs(scene: Scene, envs: Envs) -> Envs:
-    scene.plugin.calls._prestarts._envs = envs
+    scene.plugin.prestarts._envs = envs
     return envs
 
 
@@ -132,12 +132,6 @@ def test_a_prestart_is_answered_before_kubelet_gives_up(time_left: float | None,
 
 
 # ------------------------------------------------------------------ the quick calls
-
-
-def test_the_lists_and_resources_are_those_of_the_ledger(scene: Scene):
-    allocations = scene.plugin.calls
-    assert allocations.resources() == scene.plugin.lists.resources() != ()
-    assert {device.id for device in allocations.devices(REGIONS)} == set(scene.regions)
 
 
 def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scene):
@@ -223,7 +217,7 @@ def test_once_kubelet_sends_environments_an_empty_one_means_no_request(scene: Sc
 
 def test_a_refusal_is_told_to_whoever_asks_next_and_to_the_pod(scene: Scene):
     envs = with_envs(scene, Envs({"FPGA_REGION_0": "nonsense"}))
-    recorder = scene.plugin.calls._prestarts._recorder = mock.Mock()
+    recorder = scene.plugin.prestarts._recorder = mock.Mock()
     region = scene.regions[0]
     scene.refused(call(scene, scene.admit(region), {}), InvalidRequestError)
     (_, (kind, container, devices, words)) = envs.told
@@ -382,18 +376,18 @@ def test_to_close_is_to_wait_for_the_preparations_that_run(scene: Scene):
     region = scene.regions[0]
     task = scene.prestart(scene.admit(region), AFU)
     scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
-    closing = scene.plugin.begin(scene.plugin.calls.close())
+    closing = scene.plugin.begin(scene.plugin.prestarts.close())
     assert not closing.done()
     scene.plugin.work()
     assert closing.done()
     assert scene.condition(region) is Condition.PROGRAMMED
     task.cancel()
-    assert scene.plugin.calls._prestarts._tasks == set()
-    assert scene.plugin.calls._prestarts._preparations == {}
+    assert scene.plugin.prestarts._tasks == set()
+    assert scene.plugin.prestarts._preparations == {}
 
 
 def test_to_close_is_nothing_where_nothing_runs(scene: Scene):
-    closing = scene.plugin.begin(scene.plugin.calls.close())
+    closing = scene.plugin.begin(scene.plugin.prestarts.close())
     assert closing.done()
     closing.result()
 
@@ -443,7 +437,7 @@ def test_what_was_prepared_for_an_ended_allocation_does_not_expire(scene: Scene)
 
 
 def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_so(scene: Scene):
-    recorder = scene.plugin.calls._prestarts._targets._recorder = mock.Mock()
+    recorder = scene.plugin.prestarts._targets._recorder = mock.Mock()
     region = scene.regions[0]
     pod = scene.admit(region)
     scene.start(pod, AFU)
@@ -457,7 +451,7 @@ def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_s
     assert (identity.pod, devices) == (pod.uid, (region,))
     assert "FPGA_NONSENSE" in words
 
-    scene.plugin.calls._prestarts._targets._unknown = UnknownVariables.REFUSE
+    scene.plugin.prestarts._targets._unknown = UnknownVariables.REFUSE
     task = call(scene, pod, env_for([AFU]) | NOT_A_REQUEST)
     scene.plugin.work()
     assert isinstance(task.exception(), InvalidRequestError)

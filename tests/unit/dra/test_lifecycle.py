@@ -891,7 +891,7 @@ def test_with_dra_nothing_of_the_device_plugin_api_is_made(make: Callable[..., C
     listeners = make().ledger._listeners
     told = {type(getattr(one, "__self__", one)).__name__ for one in listeners}
     assert told >= {"ClaimLifecycle", "ClaimFiles", "ClaimReconciler"}
-    assert not told & {"DeviceLists", "PreStarts", "Reconciler", "Owners", "DevicePluginService"}
+    assert not told & {"DeviceLists", "PreStarts", "Reconciler", "Owners"}
 
 
 @pytest.mark.parametrize("instant", ["programming", "reading back"])

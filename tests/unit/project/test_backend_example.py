@@ -94,7 +94,7 @@ class Node:
     def start(self, pod, afu):
         card = self.ledger.cards[CARD]
         env = {"FPGA_REGION_0": card.interface_id, "FPGA_BITSTREAM_ID_0": afu}
-        start = self.plugin.calls.prestart(pod.resource, pod.devices, env, 30.0)
+        start = self.plugin.prestarts.serve(pod.resource, pod.devices, env, 30.0)
         task = self.plugin.begin(start)
         self.plugin.work()
         return task
