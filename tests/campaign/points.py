@@ -190,14 +190,14 @@ def _alveo(points: Points) -> None:
     from fpga_plugin.hardware.simulated.alveo import board
     from fpga_plugin.hardware.simulated.alveo.board import AlveoBoard
     from fpga_plugin.hardware.simulated.alveo.kernel import SimulatedXrtKernel
-    from fpga_plugin.hardware.xrt import mask, port, reset
+    from fpga_plugin.hardware.xrt import port, waiting
     from fpga_plugin.hardware.xrt.backend import XrtBackend
 
     for name in ("COPY", "RESET", "DOWN", "UP", "LOST", "REFRESH"):
         seconds = f"{name}_SECONDS"
         setattr(board, seconds, getattr(board, seconds) / 20)
     port.LATE_REFRESH_SECONDS = 0.02
-    mask._POLL_SECONDS = reset._POLL_SECONDS = 0.005
+    waiting.POLL_SECONDS = 0.005
     loads, fails = AlveoBoard.loads, AlveoBoard.fails
     happens, cleared = AlveoBoard._happens, XrtBackend.clear_memory
 

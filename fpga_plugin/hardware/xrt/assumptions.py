@@ -67,8 +67,6 @@ class _Look:
                     AssumptionVerdict.FAILS,
                     f"{error.strerror or 'error'}{where}",
                 )
-            except HardwareError as error:
-                yield Assumption("sysfs makes sense", AssumptionVerdict.FAILS, error.message)
         for says, why in _ON_TRUST:
             yield Assumption(says, AssumptionVerdict.UNKNOWN, why)
 

@@ -1,6 +1,7 @@
 """Cards that XRT's drivers serve, real or simulated: the kernel below is a parameter."""
 
 import threading
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -55,7 +56,7 @@ class XrtBackend:
         self._one_reset = threading.Lock()
         self._resetting: dict[CardId, Card] = {}
         self._banks: dict[RegionId, tuple[MemoryBank, ...]] = {}
-        self._cleared: dict[CardId, int] = {}
+        self._cleared = Counter[CardId]()
 
     def boot_id(self) -> str:
         """The kernel's boot id."""
@@ -81,8 +82,7 @@ class XrtBackend:
         """One card; while the plugin resets it, as it was before."""
         if (before := self._resetting.get(card)) is not None:
             return before
-        cleared = self._cleared.get(card, 0)
-        found = discovery.scan_card(self._kernel, card, cleared=cleared)
+        found = discovery.scan_card(self._kernel, card, cleared=self._cleared[card])
         if (before := self._resetting.get(card)) is not None:
             return before  # the reset began while it was read
         if not isinstance(found, Card):
@@ -178,9 +178,8 @@ class XrtBackend:
                     " loaded since the plugin's start",
                     hint="its next scrub loads the blank bitstream, which tells it",
                 )
-            if banks:
-                with opened(self._kernel, region) as handle:
-                    cleared += clear(self._kernel, handle, card.id, banks)
+            with opened(self._kernel, region) as handle:
+                cleared += clear(self._kernel, handle, card.id, banks)
         self._cleared[card.id] = cleared
 
     def reset(self, card: Card) -> None:
@@ -230,10 +229,8 @@ class XrtBackend:
         """Mask a card's requests again where that was lost, as when xclmgmt was bound again."""
         functions = functions_of(card)
         mask = defs.MASK_WHILE_LOADING if left else defs.MASK
-        missing = unguarded(self._kernel, functions)
-        if not missing or (left and not unguarded(self._kernel, functions, mask)):
-            return ""
-        set_mask(self._kernel, card.id, functions, mask)
+        if missing := unguarded(self._kernel, functions, mask):
+            set_mask(self._kernel, card.id, functions, mask)
         return missing
 
     def health(self, card: Card) -> CardHealth:

@@ -49,10 +49,13 @@ OLDEST_DRIVERS: Final = (2, 15)
 # ---------------------------------------------------------------- ioctls of PF1's render node
 
 DRM_VERSION: Final = 0xC0406400
-"""DRM_IOCTL_VERSION (include/uapi/drm/drm.h); fills `VERSION`."""
+"""DRM_IOCTL_VERSION (include/uapi/drm/drm.h); takes `VERSION_OF` and fills `VERSION`."""
 
-VERSION: Final = struct.Struct("<iii4xQQQQQQ")
-"""struct drm_version: major, minor, patch level; length and address of name, date, description."""
+VERSION_OF: Final = struct.Struct("<16xQQ32x")
+"""struct drm_version as it is asked: room for the name, and its address."""
+
+VERSION: Final = struct.Struct("<ii8xQ40x")
+"""struct drm_version as it is answered: major, minor; the name's length."""
 
 READ_AXLF: Final = 0xC0286454
 """DRM_IOCTL_XOCL_READ_AXLF: loads an xclbin; takes `AXLF`."""
@@ -84,8 +87,8 @@ PWRITE_UNMGD: Final = 0xC020644F
 PREAD_UNMGD: Final = 0xC020644E
 """DRM_IOCTL_XOCL_PREAD_UNMGD: reads it."""
 
-UNMANAGED: Final = struct.Struct("<I4xQQQ")
-"""struct drm_xocl_pwrite_unmgd: address space (0), address on the card, size, buffer."""
+UNMANAGED: Final = struct.Struct("<8xQQQ")
+"""struct drm_xocl_pwrite_unmgd: address space 0; address on the card, size, buffer."""
 
 IOCTLS: Final = frozenset({DRM_VERSION, READ_AXLF, PWRITE_UNMGD, PREAD_UNMGD})
 """All that the plugin sends to a render node."""

@@ -7,6 +7,7 @@ xclmgmt_get_interface_uuid), which `interface_uuids` of PF0 has on its second li
 the base stage (mgmtpf/mgmt-sysfs.c). Not verified on a card whose shell has two.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -57,7 +58,7 @@ def card_ids(kernel: Kernel) -> tuple[CardId, ...]:
             f"{PCI} cannot be listed ({error.strerror})",
             hint="is the node's /sys mounted where FPGA_PLUGIN_SYSFS_ROOT says?",
         ) from error
-    addresses = (PciAddress.parse(name) for name in names if name.endswith(".0"))
+    addresses = (PciAddress.parse(name) for name in names)
     return tuple(address.card_id for address in addresses if is_card(kernel, address))
 
 
@@ -130,7 +131,7 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         regions=(Region(address.card_id, 0, grant, functions, numbers={node: number}),),
         ports=1,
         clears_memory=True,
-        some_memory_stays=cleared < defs.ON_BOARD_MEMORY.get(device, cleared + 1),
+        some_memory_stays=cleared < defs.ON_BOARD_MEMORY.get(device, math.inf),
         iommu=pci.iommu(kernel, (management, user)),
         description=f"{product} ({defs.VENDOR}:{device})",
         handle=functions,
@@ -154,7 +155,7 @@ def _functions(kernel: Kernel, address: PciAddress, management: str, user: str) 
     Raises:
         HardwareError: one is missing, or has another driver or none.
     """
-    has = driver(kernel, address) or ""
+    has = driver(kernel, address)
     if has != defs.MANAGEMENT_DRIVER:
         raise _without_driver(address, "management", address, has, defs.MANAGEMENT_DRIVER)
     user_address = user_function(address)
@@ -164,7 +165,7 @@ def _functions(kernel: Kernel, address: PciAddress, management: str, user: str) 
             hint="in a virtual machine that has one function alone the card cannot be served; on"
             f" the host, rescan its bus: echo 1 > {management}/dparent/rescan",
         )
-    has = driver(kernel, user_address) or ""
+    has = driver(kernel, user_address)
     if has != defs.USER_DRIVER:
         raise _without_driver(address, "user", user_address, has, defs.USER_DRIVER)
     if value(kernel, f"{user}/shutdown"):
@@ -177,7 +178,7 @@ def _functions(kernel: Kernel, address: PciAddress, management: str, user: str) 
 
 
 def _without_driver(
-    card: PciAddress, role: str, address: PciAddress, has: str, wanted: str
+    card: PciAddress, role: str, address: PciAddress, has: str | None, wanted: str
 ) -> HardwareError:
     if has:
         return HardwareError(

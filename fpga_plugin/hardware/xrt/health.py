@@ -27,13 +27,18 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
     return CardHealth(failed, tuple(dict.fromkeys(degraded)), unguarded(kernel, functions_of(card)))
 
 
-def unguarded(kernel: Kernel, functions: Functions, mask: int = defs.MASK) -> str:
-    """What is wrong with the mask of mailbox requests; empty: nothing, or it cannot be read."""
+def unguarded(kernel: Kernel, functions: Functions, *allowed: int) -> str:
+    """What is wrong with the mask of mailbox requests; empty: nothing, or it cannot be read.
+
+    `allowed`: the masks that it may be, beside the one of a card that nobody else may load.
+    """
     try:
         of_management, of_user = masked(kernel, functions)
     except (HardwareError, OSError):
         return ""  # the card's signals say why
-    if None in {of_management, of_user} or of_management == of_user == mask:
+    if None in {of_management, of_user}:
+        return ""
+    if of_management == of_user and of_user in {defs.MASK, *allowed}:
         return ""
     return f"the mask of its mailbox is {of_management:#x}, the user function's copy {of_user:#x}"
 
@@ -119,14 +124,14 @@ def _channels(kernel: Kernel, card: Card) -> list[str]:
 
 def readings(kernel: Kernel, card: Card) -> Readings:
     """Sensors and error states; what is not there, or cannot be read now, is left out."""
-    scale = {"temp": 1e-3, "power": 1e-6}
+    per_unit = {"temp": 1_000, "power": 1_000_000}
     found: dict[str, dict[str, float]] = {"temp": {}, "power": {}}
     functions = functions_of(card)
     try:
         for channel in _channels(kernel, card):
             if (amount := hwmon.value(kernel, channel)) is not None:
                 kind = hwmon.kind(channel)
-                found[kind][hwmon.name(kernel, channel)] = round(amount * scale[kind], 6)
+                found[kind][hwmon.name(kernel, channel)] = amount / per_unit[kind]
     except (HardwareError, OSError):
         pass  # up to one that does not answer
     try:

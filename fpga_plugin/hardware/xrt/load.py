@@ -66,7 +66,7 @@ def opened(kernel: Kernel, region: Region) -> Iterator[Handle]:
     """
     node = _looked_up(kernel, region)
     try:
-        handle = kernel.open(node, os.O_RDWR | os.O_CLOEXEC)
+        handle = kernel.open(node, os.O_RDWR)
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ENXIO, errno.ENODEV}:
             raise CardGoneError(
@@ -107,12 +107,12 @@ def check_driver(kernel: Kernel, handle: Handle, node: str) -> None:
         HardwareError: it is another driver, or one before XRT 2.15.
     """
     name = ctypes.create_string_buffer(_NAME_BYTES)
-    request = defs.VERSION.pack(0, 0, 0, len(name), ctypes.addressof(name), 0, 0, 0, 0)
+    request = defs.VERSION_OF.pack(len(name), ctypes.addressof(name))
     try:
         answer = kernel.query(handle, defs.DRM_VERSION, request)
     except OSError as error:
         raise HardwareError(f"{node} does not tell its driver ({error.strerror})") from error
-    major, minor, _, length, *_ = defs.VERSION.unpack(answer)
+    major, minor, length = defs.VERSION.unpack(answer)
     driver = name.raw[: min(length, len(name))].decode("ascii", "replace")
     if driver != defs.USER_DRIVER or (major, minor) < defs.OLDEST_DRIVERS:
         raise HardwareError(
@@ -130,8 +130,10 @@ def load(kernel: Kernel, handle: Handle, region: RegionId, user: str, xclbin: Xc
         ProgrammingError: it failed; what the card holds then is not known.
     """
     kernels = b"".join(map(_kernel, xclbin.kernels))
-    keep = ctypes.create_string_buffer(kernels, max(len(kernels), 1))
-    bits = defs.KDS_ERT | defs.KDS_CU_DMA | (defs.KDS_DATAFLOW if xclbin.dataflow else 0)
+    keep = ctypes.create_string_buffer(kernels)
+    bits = defs.KDS_ERT | defs.KDS_CU_DMA
+    if xclbin.dataflow:
+        bits |= defs.KDS_DATAFLOW
     data, address = _in_memory(xclbin.data)
     argument = defs.AXLF.pack(
         address, len(kernels), ctypes.addressof(keep), xclbin.slot_size, bits, defs.AXLF_FORCE
@@ -139,20 +141,20 @@ def load(kernel: Kernel, handle: Handle, region: RegionId, user: str, xclbin: Xc
     try:
         kernel.ioctl(handle, defs.READ_AXLF, argument)
     except OSError as error:
-        if error.errno == errno.EBUSY:
+        code = error.errno
+        assert code is not None, "a kernel gives one"
+        if code == errno.EBUSY:
             raise PortInUseError(
                 f"region {region} is in use: {holders(kernel, user)}",
                 hint="`fuser -v` on its render node names who has it",
             ) from error
-        what, hint = _FAILURES.get(
-            error.errno or 0, (error.strerror or "unknown error", "see the kernel's log")
-        )
-        name = errno.errorcode.get(error.errno or 0, "unknown errno")
+        what, hint = _FAILURES.get(code, (os.strerror(code), "see the kernel's log"))
+        name = errno.errorcode.get(code, f"errno {code}")
         raise ProgrammingError(
             f"loading an xclbin into region {region} failed ({name}): {what}", hint=hint
         ) from error
     finally:
-        del data, keep
+        del data, keep  # a caught error has this frame, and who frees the file finds it in use
 
 
 def _in_memory(data: bytes | memoryview) -> tuple[object, int]:
@@ -168,9 +170,11 @@ def _in_memory(data: bytes | memoryview) -> tuple[object, int]:
 
 def _kernel(kernel: XclbinKernel) -> bytes:
     """What the driver has to know of a kernel: it reads no XML (shim.cpp, xclPrepareAxlf)."""
-    features = defs.KERNEL_SOFTWARE_RESET if kernel.software_reset else 0
     head = defs.KERNEL_INFO.pack(
-        kernel.name.encode(), kernel.address_range, len(kernel.arguments), features
+        kernel.name.encode(),
+        kernel.address_range,
+        len(kernel.arguments),
+        defs.KERNEL_SOFTWARE_RESET * kernel.software_reset,
     )
     return head + b"".join(
         defs.ARGUMENT_INFO.pack(one.name.encode(), one.offset, one.size, defs.ARGUMENT_INPUT)

@@ -7,23 +7,18 @@ PF0's driver is bound again.
 """
 
 import errno
-import time
-from collections.abc import Callable
 
 from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError
 from fpga_plugin.hardware.kernel import Kernel
 from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions
+from fpga_plugin.hardware.xrt.waiting import until
 from fpga_plugin.ids import CardId
 
 ATTRIBUTE = "config_mailbox_channel_disable"
 
 _COPY_SECONDS = 15.0
 """Until PF1 has its copy, and is ready again: it reconnects meanwhile (mailbox.c)."""
-
-_POLL_SECONDS = 0.05
-
-Clock = Callable[[], float]
 
 
 def masked(kernel: Kernel, functions: Functions) -> tuple[int | None, int | None]:
@@ -63,17 +58,14 @@ def set_mask(kernel: Kernel, card: CardId, functions: Functions, mask: int) -> N
             if writable
             else "see the kernel's log",
         ) from error
-    ends = time.monotonic() + _COPY_SECONDS
-    while (state := _state(kernel, functions)) != (mask, mask, True):
-        if time.monotonic() > ends:
-            of_management, of_user, ready = state
-            raise HardwareError(
-                f"the user function of card {card} does not follow: the mask is"
-                f" {_shown(of_management)}, its copy {_shown(of_user)} where {mask:#x} was set, and"
-                f" it is {'' if ready else 'not '}ready",
-                hint="see the kernel's log; is the mailbox of the shell stuck?",
-            )
-        time.sleep(_POLL_SECONDS)
+    if not until(lambda: _state(kernel, functions) == (mask, mask, True), _COPY_SECONDS):
+        of_management, of_user, ready = _state(kernel, functions)
+        raise HardwareError(
+            f"the user function of card {card} does not follow: the mask is"
+            f" {_shown(of_management)}, its copy {_shown(of_user)} where {mask:#x} was set, and"
+            f" it is {'' if ready else 'not '}ready",
+            hint="see the kernel's log; is the mailbox of the shell stuck?",
+        )
 
 
 def _shown(mask: int | None) -> str:

@@ -37,8 +37,8 @@ def clear(kernel: Kernel, handle: Handle, card: CardId, banks: Iterable[MemoryBa
             for offset in range(0, bank.size, CHUNK):
                 size = min(CHUNK, bank.size - offset)
                 _move(kernel, handle, defs.PWRITE_UNMGD, card, bank, offset, size, source)
+            size = min(SAMPLE, bank.size)
             for offset in _sampled(bank.size):
-                size = min(SAMPLE, bank.size - offset)
                 sample[:size] = b"\xff" * size  # what a driver that reads nothing leaves there
                 _move(kernel, handle, defs.PREAD_UNMGD, card, bank, offset, size, target)
                 if sample[:size].strip(b"\0"):
@@ -72,7 +72,7 @@ def _move(  # noqa: PLR0917  # the fields of one request
     address: int,
 ) -> None:
     try:
-        kernel.ioctl(handle, request, defs.UNMANAGED.pack(0, bank.base + offset, size, address))
+        kernel.ioctl(handle, request, defs.UNMANAGED.pack(bank.base + offset, size, address))
     except OSError as error:
         what = "written" if request == defs.PWRITE_UNMGD else "read back"
         raise HardwareError(

@@ -8,6 +8,7 @@ since the record that decides is read after PF1 has the mask.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -57,9 +58,6 @@ class XrtPort:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Nothing is held open: a reset of the card ends every process with its node."""
 
     def reset(self) -> None:
@@ -127,20 +125,14 @@ class XrtPort:
         """Only loads are let through, and only while the plugin loads."""
         kernel, card, functions = self._kernel, self._card.id, self._functions
         set_mask(kernel, card, functions, defs.MASK_WHILE_LOADING)
-        failed: FpgaPluginError | None = None
         try:
             with opened(kernel, self._region) as handle:
                 load(kernel, handle, self._region.id, functions.user, xclbin)
-        except FpgaPluginError as error:
-            failed = error
-        finally:
-            try:
+        except BaseException:
+            with suppress(FpgaPluginError):  # the first error says why
                 set_mask(kernel, card, functions, defs.MASK)
-            except FpgaPluginError:
-                if failed is None:
-                    raise
-        if failed is not None:
-            raise failed
+            raise
+        set_mask(kernel, card, functions, defs.MASK)
 
     def _settled(self, wanted: AfuId) -> AfuId:
         """What PF1's record says now that nobody can load, and still says after a late refresh."""
@@ -203,7 +195,7 @@ def errors(kernel: Kernel, management: str, user: str) -> dict[str, int]:
         OSError: it cannot be read.
     """
     found = {
-        "device_bad_state": value(kernel, f"{user}/device_bad_state") or 0,
+        "device_bad_state": value(kernel, f"{user}/device_bad_state"),
         "firewall_level": firewall(kernel, management),
     }
     return {name: number for name, number in found.items() if number}

@@ -13,7 +13,8 @@ drivers of 2.25:
 - bit 5 of the mask forbids it.
 """
 
-import time
+from collections.abc import Callable
+from functools import partial
 
 from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError, PortInUseError
 from fpga_plugin.hardware.kernel import Kernel
@@ -23,6 +24,7 @@ from fpga_plugin.hardware.xrt.attributes import is_offline, value
 from fpga_plugin.hardware.xrt.handles import Functions
 from fpga_plugin.hardware.xrt.load import holders
 from fpga_plugin.hardware.xrt.mask import is_ready, set_mask
+from fpga_plugin.hardware.xrt.waiting import holds, until
 from fpga_plugin.ids import CardId, PciAddress
 
 DOWN_SECONDS = 90.0
@@ -34,8 +36,6 @@ UP_SECONDS = 60.0
 _BEGINS_SECONDS = 3.0
 """Until PF0 shows that it is offline: a reset that it has not begun by then is over."""
 
-_POLL_SECONDS = 0.1
-
 
 def hot_reset(kernel: Kernel, card: CardId, functions: Functions) -> None:
     """Reset a card that nobody uses; seconds, and nothing can interrupt it.
@@ -45,9 +45,10 @@ def hot_reset(kernel: Kernel, card: CardId, functions: Functions) -> None:
         CardGoneError: a function or its driver is gone.
         HardwareError: it failed, or the card did not come back.
     """
-    if not _is_down(kernel, functions):
+    if not holds(lambda: _is_down(kernel, functions)):
         set_mask(kernel, card, functions, defs.MASK_WHILE_RESETTING)
-        if _shutdown(kernel, functions) == 1:  # it came online by itself: 1 again is ignored
+        # It came online by itself; now 1 again would be ignored.
+        if holds(lambda: _is_shut_down(kernel, functions)):
             _write(kernel, card, functions, "0")
             _wait_until_up(kernel, card, functions)
         who = holders(kernel, functions.user)
@@ -86,97 +87,90 @@ def _write(kernel: Kernel, card: CardId, functions: Functions, text: str) -> Non
         ) from error
 
 
-def _shutdown(kernel: Kernel, functions: Functions) -> int | None:
-    """What `shutdown` says; None while it cannot be read."""
-    try:
-        return value(kernel, f"{functions.user}/shutdown")
-    except OSError:
-        return None
+def _is_shut_down(kernel: Kernel, functions: Functions) -> bool:
+    return value(kernel, f"{functions.user}/shutdown") == 1
 
 
 def _has_nodes(kernel: Kernel, functions: Functions) -> bool:
-    try:
-        return any(children(kernel, f"{functions.user}/drm", r"renderD[0-9]{1,9}"))
-    except OSError:
-        return False
+    return any(children(kernel, f"{functions.user}/drm", r"renderD[0-9]{1,9}"))
 
 
 def _is_down(kernel: Kernel, functions: Functions) -> bool:
     """Whether PF1 is shut down already, as after an interrupted reset."""
-    return _shutdown(kernel, functions) == 1 and not _has_nodes(kernel, functions)
+    return _is_shut_down(kernel, functions) and not _has_nodes(kernel, functions)
+
+
+def _is_up(kernel: Kernel, functions: Functions) -> bool:
+    return (
+        value(kernel, f"{functions.user}/shutdown") == 0
+        and is_ready(kernel, functions)
+        and _has_nodes(kernel, functions)
+        and kernel.exists(f"{functions.user}/xclbinuuid")
+    )
+
+
+def _comes(
+    kernel: Kernel,
+    card: CardId,
+    functions: Functions,
+    condition: Callable[[], bool],
+    seconds: float,
+) -> bool:
+    """Look until something is so; returns whether it is within the time.
+
+    Raises:
+        CardGoneError: a function or its driver is gone.
+    """
+
+    def look() -> bool:
+        _check_there(kernel, card, functions)
+        return holds(condition)
+
+    return until(look, seconds)
 
 
 def _wait_until_down(kernel: Kernel, card: CardId, functions: Functions, who: str) -> None:
-    ends = time.monotonic() + DOWN_SECONDS
-    while _shutdown(kernel, functions) != 1:
-        _check_there(kernel, card, functions)
-        if time.monotonic() > ends:
-            raise PortInUseError(
-                f"card {card} is not reset after {DOWN_SECONDS:.0f} s: somebody who has its node"
-                f" does not end ({who})",
-                hint="a process that ignores SIGBUS keeps it; `fuser -v /dev/dri/renderD*` on the"
-                " node names it. The reset goes on once it ends",
-            )
-        time.sleep(_POLL_SECONDS)
+    is_down = partial(_is_shut_down, kernel, functions)
+    if not _comes(kernel, card, functions, is_down, DOWN_SECONDS):
+        raise PortInUseError(
+            f"card {card} is not reset after {DOWN_SECONDS:.0f} s: somebody who has its node"
+            f" does not end ({who})",
+            hint="a process that ignores SIGBUS keeps it; `fuser -v /dev/dri/renderD*` on the"
+            " node names it. The reset goes on once it ends",
+        )
 
 
 def _wait_for_management(kernel: Kernel, card: CardId, functions: Functions) -> None:
     """Until PF0 has gone offline, if it does, and is back."""
-    began = time.monotonic()
-    seen = False
-    while True:
-        offline = _offline(kernel, functions)
-        seen = seen or offline
-        waited = time.monotonic() - began
-        if not offline and (seen or waited >= _BEGINS_SECONDS or _has_nodes(kernel, functions)):
-            return
-        if waited > DOWN_SECONDS:
-            raise HardwareError(
-                f"card {card} did not come back from its reset: its management function is offline",
-                hint="see the kernel's log; the node may need a power cycle",
-            )
-        _check_there(kernel, card, functions)
-        time.sleep(_POLL_SECONDS)
 
-
-def _offline(kernel: Kernel, functions: Functions) -> bool:
-    try:
+    def offline() -> bool:
         return is_offline(kernel, functions.management)
-    except OSError:
-        return True
+
+    _comes(
+        kernel,
+        card,
+        functions,
+        lambda: offline() or _has_nodes(kernel, functions),
+        _BEGINS_SECONDS,
+    )
+    if not _comes(kernel, card, functions, lambda: not offline(), DOWN_SECONDS):
+        raise HardwareError(
+            f"card {card} did not come back from its reset: its management function is offline",
+            hint="see the kernel's log; the node may need a power cycle",
+        )
 
 
 def _wait_until_up(kernel: Kernel, card: CardId, functions: Functions) -> None:
-    ends = time.monotonic() + UP_SECONDS
-    while not _is_up(kernel, functions):
-        _check_there(kernel, card, functions)
-        if time.monotonic() > ends:
-            raise HardwareError(
-                f"card {card} did not come back from its reset: its user function is not ready",
-                hint="see the kernel's log; `xrt-smi reset` or a power cycle may help",
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def _is_up(kernel: Kernel, functions: Functions) -> bool:
-    try:
-        return (
-            _shutdown(kernel, functions) == 0
-            and is_ready(kernel, functions)
-            and _has_nodes(kernel, functions)
-            and kernel.exists(f"{functions.user}/xclbinuuid")
+    if not _comes(kernel, card, functions, partial(_is_up, kernel, functions), UP_SECONDS):
+        raise HardwareError(
+            f"card {card} did not come back from its reset: its user function is not ready",
+            hint="see the kernel's log; `xrt-smi reset` or a power cycle may help",
         )
-    except OSError:
-        return False
 
 
 def _check_there(kernel: Kernel, card: CardId, functions: Functions) -> None:
     for function in (functions.management, functions.user):
-        try:
-            there = kernel.exists(f"{function}/driver")
-        except OSError:
-            there = False
-        if not there:
+        if not holds(partial(kernel.exists, f"{function}/driver")):
             raise CardGoneError(
                 f"card {card} went while it was reset: {function} has no driver",
                 hint="see the kernel's log",

@@ -7,11 +7,14 @@ import pytest
 from doubles.alveo import CARD, CARD_2, Rig
 from doubles.xclbins import ALVEO
 
+from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.model import AssumptionVerdict, Iommu
 from fpga_plugin.hardware.xrt import discovery
 
 PF0, PF1 = "/sys/bus/pci/devices/0000:10:00.0", "/sys/bus/pci/devices/0000:10:00.1"
+ABSENT = FileNotFoundError(errno.ENOENT, "No such file or directory")
+EIO = OSError(errno.EIO, "Input/output error")
 
 
 @pytest.fixture
@@ -29,6 +32,7 @@ def test_a_card_is_its_management_function_with_one_region(rig: Rig):
     assert card.serial.startswith("XFL1")
     assert card.takes is Xclbin
     assert card.resets
+    assert card.clears_memory
     assert card.iommu is Iommu.TRANSLATE
     assert card.pcie_root == "pci0000:10"
     (region,) = card.regions
@@ -100,7 +104,9 @@ def test_what_is_read_of_the_user_function_is_read_by_name(rig: Rig):
         (f"{PF0}/config_mailbox_channel_switch", "0x100", "config_mailbox_channel_switch is 0x100"),
         (f"{PF0}/config_xclbin_change", "1", "config_xclbin_change is 0x1"),
         (f"{PF0}/interface_uuids", "", "no interface id"),
-        (f"{PF0}/interface_uuids", "0" * 32, "no interface id"),
+        (f"{PF0}/interface_uuids", ABSENT, "shows no interface id"),
+        (f"{PF0}/interface_uuids", "0" * 32, "which is no interface id"),
+        (f"{PF0}/interface_uuids", "f" * 32, "which is no interface id"),
         (f"{PF0}/interface_uuids", "nonsense", "nonsense"),
         (f"{PF0}/ready", "nonsense", "nonsense"),
         (f"{PF0}/ready", OSError(errno.EIO, "Input/output error"), "Input/output error"),
@@ -109,7 +115,9 @@ def test_what_is_read_of_the_user_function_is_read_by_name(rig: Rig):
         ("/sys/module/xocl/version", "2.14.384", "xocl is of XRT 2.14.384"),
         ("/sys/module/xocl/version", "1.99.0", "xocl is of XRT 1.99.0"),
         ("/sys/module/xocl/version", "", "nothing tells the version of xocl"),
+        ("/sys/module/xocl/version", ABSENT, "nothing tells the version of xocl"),
         ("renderD128/dev", "226;128", "no device number"),
+        ("renderD128/dev", ABSENT, "no device number"),
     ],
 )
 def test_a_card_that_cannot_be_served_is_a_problem_with_its_reason(
@@ -152,8 +160,9 @@ def test_another_driver_is_left_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch)
 
 def test_of_a_shell_with_two_stages_the_drivers_own_choice_names_the_resources(rig: Rig):
     base, ours = "a" * 32, "b" * 32
-    rig.kernel.instead[f"{PF0}/interface_uuids"] = f"{base}\n{ours}\n{base}\n"
-    assert rig.card().interface_id == ours
+    for lines in ([base, ours, base], [base, ours]):
+        rig.kernel.instead[f"{PF0}/interface_uuids"] = "\n".join(lines)
+        assert rig.card().interface_id == ours
 
 
 def test_a_card_knows_what_amds_plugin_calls_it(rig: Rig):
@@ -164,6 +173,70 @@ def test_a_card_knows_what_amds_plugin_calls_it(rig: Rig):
     assert rig.card().vendor_resource == "amd.com/xilinx_u200_xdma_201830_2-1561656294"
     rig.kernel.instead["rom.u.4096/timestamp"] = "yesterday/"
     assert rig.card().vendor_resource == ""
+
+
+def test_a_card_that_amds_plugin_could_not_name_has_no_name_of_its(rig: Rig):
+    rig.kernel.instead["rom.u.4096/timestamp"] = ABSENT
+    assert rig.card().vendor_resource == ""
+
+
+@pytest.mark.parametrize("answer", [ABSENT, "", "two words", "-", "x" * 64, "ü"])
+def test_a_name_that_is_none_is_left_out(rig: Rig, answer: str | OSError):
+    rig.kernel.instead |= {f"{name}": answer for name in ("rom.m.4096/VBNV", "/serial_num")}
+    card = rig.card()
+    assert (card.firmware, card.serial) == ("", "")
+
+
+def test_a_card_without_a_user_function_says_so(rig: Rig):
+    rig.kernel.gone.add(PF1)
+    assert "has no user function 0000:10:00.1" in rig.problem().message
+
+
+@pytest.mark.parametrize("number", [ABSENT, "237;0", "", "237:0:0"])
+def test_a_management_node_without_a_number_cannot_be_guarded(rig: Rig, number: str | OSError):
+    rig.kernel.instead[f"{PF0}/xrt_mgmt/xclmgmt4096/dev"] = number
+    assert rig.card().guarded == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("answers", "there"),
+    [
+        ({}, True),
+        ({f"{PF0}/vendor": "0x8086"}, False),
+        ({f"{PF0}/device": "0x9999"}, True),
+        ({f"{PF0}/vendor": "0x8086", f"{PF0}/device": "0x9999"}, False),
+        ({f"{PF0}/vendor": EIO}, False),
+        ({f"{PF0}/vendor": ABSENT}, False),
+    ],
+)
+def test_a_card_is_amds_and_has_the_driver_or_is_known(
+    rig: Rig, answers: dict[str, str | OSError], *, there: bool
+):
+    rig.kernel.instead |= answers
+    assert (CARD in rig.backend.card_ids()) is there
+    assert (rig.backend.scan_card(CARD) is not None) is there
+
+
+@pytest.mark.parametrize(("device", "there"), [("0x505c", True), ("0x9999", False)])
+def test_without_its_driver_a_card_is_told_by_its_device_id(rig: Rig, device: str, *, there: bool):
+    rig.kernel.instead[f"{PF0}/device"] = device
+    rig.board().unbind(user=False)
+    assert (CARD in rig.backend.card_ids()) is there
+
+
+def test_the_user_function_is_no_card(rig: Rig):
+    """Though a product's number and the vendor's are what it has, and any driver."""
+    rig.kernel.instead[f"{PF1}/device"] = "0x505c"
+    assert rig.backend.card_ids() == (CARD, CARD_2)
+    assert rig.backend.scan_card("0000-10-00.1") is None
+
+
+def test_a_machine_without_pci_has_no_cards_and_one_that_cannot_be_listed_is_an_error(rig: Rig):
+    rig.kernel.fails["listdir", "/pci/devices"] = ABSENT
+    assert rig.backend.card_ids() == ()
+    rig.kernel.fails["listdir", "/pci/devices"] = EIO
+    with pytest.raises(HardwareError, match=r"cannot be listed \(Input/output error\)"):
+        rig.backend.card_ids()
 
 
 def test_a_life_of_the_user_functions_driver_is_another_region(rig: Rig):

@@ -1,5 +1,6 @@
 """How an image comes onto an Alveo card, and that nobody else's does."""
 
+import errno
 import struct
 from pathlib import Path
 
@@ -23,9 +24,12 @@ READ_AXLF = 0xC0286454
 MASK, WHILE_LOADING = "0x643a0", "0x4220"
 
 
+EIO = OSError(errno.EIO, "Input/output error")
+
+
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig.with_a_clock(tmp_path, monkeypatch)
 
 
 def test_the_mask_lets_through_loads_alone_and_only_while_the_plugin_loads(rig: Rig):
@@ -105,6 +109,53 @@ def test_a_late_refresh_costs_one_more_load(rig: Rig):
     assert rig.backend.afu_id(rig.region()) == VADD
 
 
+def refreshes(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+    """So many of the next loads are emptied from the record, after the first read of it."""
+    monkeypatch.setattr("fpga_plugin.hardware.simulated.alveo.board.REFRESH_SECONDS", 0.4)
+    left = [times]
+
+    def arm(what: str) -> None:
+        if what == hex(READ_AXLF) and left[0]:
+            left[0] -= 1
+            rig.arm("late-refresh")
+
+    rig.kernel.before = arm
+
+
+def test_a_refresh_after_the_first_read_is_seen(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    refreshes(rig, monkeypatch, times=1)
+    rig.program()
+    assert len(rig.kernel.requests) == 2
+    rig.clock.sleep(5)
+    assert rig.backend.afu_id(rig.region()) == VADD
+
+
+def test_a_record_that_is_emptied_again_and_again_is_a_failure(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    refreshes(rig, monkeypatch, times=9)
+    with pytest.raises(ProgrammingError, match=f"shows nothing where {VADD} was loaded"):
+        rig.program()
+    assert len(rig.kernel.requests) == 2
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_a_tenants_load_is_seen_though_a_refresh_would_take_it_from_the_record(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fpga_plugin.hardware.simulated.alveo.board.REFRESH_SECONDS", 0.4)
+
+    def intrude(what: str) -> None:
+        if what.endswith(f"disable={MASK}"):
+            rig.arm("late-refresh")
+            rig.board().loads(OTHER, flat=False)
+
+    rig.kernel.before = intrude
+    with pytest.raises(ProgrammingError, match=OTHER):
+        rig.program()
+    assert len(rig.kernel.requests) == 1
+
+
 def test_a_tenant_that_loads_between_our_load_and_the_mask_is_seen(rig: Rig):
     """Whoever has the node may do that; the record that decides is read under the mask."""
 
@@ -119,12 +170,79 @@ def test_a_tenant_that_loads_between_our_load_and_the_mask_is_seen(rig: Rig):
     assert rig.board().state.mask == defs.MASK
 
 
-def test_a_mask_that_does_not_arrive_stops_the_load(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fpga_plugin.hardware.xrt.mask._COPY_SECONDS", 0.3)
+def test_a_mask_that_does_not_arrive_stops_the_load(rig: Rig):
     rig.arm("mute")
     with pytest.raises(HardwareError, match="does not follow"):
         rig.program()
     assert not rig.kernel.requests
+
+
+def loses_its_management_driver(rig: Rig) -> None:
+    """Before the mask is set again."""
+    rig.kernel.before = lambda what: (
+        rig.kernel.fails.update({("write", "channel_disable"): EIO}) if MASK in what else None
+    )
+
+
+def test_an_image_that_cannot_be_masked_is_not_programmed(rig: Rig):
+    loses_its_management_driver(rig)
+    with pytest.raises(HardwareError, match=f"cannot be set to {MASK}"):
+        rig.program()
+
+
+def test_of_a_load_and_a_mask_that_fail_the_load_says_why(rig: Rig):
+    loses_its_management_driver(rig)
+    rig.arm("port-open")
+    with pytest.raises(PortInUseError):
+        rig.program()
+
+
+def test_a_card_whose_trouble_cannot_be_read_after_the_load_is_not_programmed(rig: Rig):
+    rig.kernel.instead["0.1/device_bad_state"] = EIO
+    with pytest.raises(HardwareError, match=r"cannot be read \(Input/output error\)"):
+        rig.program()
+
+
+def test_a_card_that_tells_no_bad_state_is_in_none(rig: Rig):
+    rig.kernel.instead["0.1/device_bad_state"] = FileNotFoundError(errno.ENOENT, "none")
+    rig.program()
+    assert rig.backend.port_errors(rig.region()) == {}
+
+
+def test_a_card_that_answers_is_quiet(rig: Rig):
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
+        port.reset()
+        assert port.clear_errors() == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [("0x0", "is offline or not ready"), (EIO, "cannot be read")]
+)
+def test_a_card_that_does_not_answer_cannot_be_scrubbed(rig: Rig, answer: str | OSError, why: str):
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
+        rig.kernel.instead["0.1/ready"] = answer
+        with pytest.raises(HardwareError, match=f"card {CARD} {why}"):
+            port.reset()
+
+
+def test_errors_stay_and_are_counted(rig: Rig):
+    rig.kernel.instead |= {"0.1/device_bad_state": "1", "firewall.m.4096/level": "3"}
+    rig.kernel.listed["0000:10:00.0"] = ["firewall.m.4096"]
+    with rig.backend.open_port(rig.card(), rig.region()) as port:
+        assert port.clear_errors() == {
+            "device_bad_state": 1,
+            "firewall_level": 3,
+            "errors_left": 4,
+        }
+
+
+def test_errors_that_cannot_be_read_are_an_error(rig: Rig):
+    rig.kernel.instead["0.1/device_bad_state"] = EIO
+    region = rig.region()
+    with rig.backend.open_port(rig.card(), region) as port:
+        for ask in (port.clear_errors, lambda: rig.backend.port_errors(region)):
+            with pytest.raises(HardwareError, match=r"cannot be read \(Input/output error\)"):
+                ask()
 
 
 def test_a_bad_state_after_the_load_fails_it(rig: Rig):
@@ -163,6 +281,26 @@ def test_a_region_of_before_is_gone(rig: Rig):
         rig.backend.afu_id(region)
 
 
+def test_a_record_that_is_not_there_since_the_driver_went_says_that_the_region_is_gone(rig: Rig):
+    region = rig.region()
+    rig.board().unbind(user=True)
+    with pytest.raises(CardGoneError):
+        rig.backend.afu_id(region)
+
+
+def test_a_record_that_cannot_be_read_is_an_error_while_the_driver_is_the_same(rig: Rig):
+    rig.kernel.instead["0.1/xclbinuuid"] = EIO
+    with pytest.raises(HardwareError, match=r"cannot be read: .*xclbinuuid \(Input/output error"):
+        rig.backend.afu_id(rig.region())
+
+
+def test_whether_the_driver_is_the_same_may_be_unknown(rig: Rig):
+    region = rig.region()
+    rig.kernel.fails["instance", "/shutdown"] = EIO
+    with pytest.raises(HardwareError, match="cannot be looked up"):
+        rig.backend.afu_id(region)
+
+
 def test_old_drivers_get_no_request_whatever_sysfs_says(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     inner = rig.kernel.inner.query
 
@@ -188,11 +326,7 @@ def test_only_a_clock_is_a_setting_and_there_is_none(rig: Rig):
 
 
 def test_memory_is_cleared_where_the_image_reaches_it(rig: Rig):
-    unused = (
-        image().banks[0],
-        *(b for b in (BANK,) if False),
-    )
-    rig.program(banks=unused)
+    rig.program()
     assert rig.card().some_memory_stays
     rig.backend.clear_memory(rig.card())
     assert rig.board().state.zeroed == ((1 << 20, 2 << 20),)
@@ -230,6 +364,15 @@ def test_without_a_load_nobody_knows_which_memory_there_is(rig: Rig):
         rig.backend.clear_memory(rig.card())
     rig.program()
     rig.backend.reset(rig.card())
+    with pytest.raises(HardwareError, match="not known"):
+        rig.backend.clear_memory(rig.card())
+
+
+def test_after_a_load_that_failed_nobody_knows_either(rig: Rig):
+    rig.program()
+    rig.arm("pr-error")
+    with pytest.raises(ProgrammingError):
+        rig.program()
     with pytest.raises(HardwareError, match="not known"):
         rig.backend.clear_memory(rig.card())
 

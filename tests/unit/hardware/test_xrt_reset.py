@@ -1,21 +1,31 @@
 """The reset of an Alveo card, with each trap that AMD's drivers were seen to set."""
 
+import errno
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doubles.alveo import CARD, CARD_2, Rig
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError, PortInUseError
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card, CardProblem
-from fpga_plugin.hardware.xrt import defs
+from fpga_plugin.hardware.xrt import defs, reset
+
+MASK = "config_mailbox_channel_disable"
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(reset, "DOWN_SECONDS", 6.0)  # of which nobody has to look at each moment
+    monkeypatch.setattr(reset, "UP_SECONDS", 5.0)
+    return Rig.with_a_clock(tmp_path, monkeypatch)
+
+
+def at(rig: Rig, what: str, act: Callable[[], object]) -> None:
+    """Do something the moment before `<attribute>=<text>` is written."""
+    rig.kernel.before = lambda request: act() if request.endswith(what) else None
 
 
 def test_a_reset_takes_the_image_off_the_record_and_leaves_the_card_masked(rig: Rig):
@@ -52,6 +62,168 @@ def test_it_goes_online_only_when_the_management_function_is_back(rig: Rig):
     assert offline == [False]
 
 
+def test_a_reset_waits_for_nothing_but_the_card(rig: Rig):
+    rig.backend.reset(rig.card())
+    assert rig.clock.now < 2
+
+
+def test_a_management_function_that_goes_offline_late_is_waited_for(rig: Rig):
+    """`shutdown` reads 1 before: a card put online then is one in reset."""
+    written: dict[str, float] = {}
+
+    def note(what: str) -> None:
+        if "/shutdown=" in what:
+            written[what[-1]] = rig.clock.now
+
+    def pass_time() -> None:
+        if "1" in written:
+            offline = 1 < rig.clock.now - written["1"] < 2
+            rig.kernel.instead["0.0/dev_offline"] = str(int(offline))
+
+    rig.kernel.before = note
+    rig.clock.passing = pass_time
+    rig.backend.reset(rig.card())
+    assert written["0"] - written["1"] >= 2
+
+
+def test_a_card_that_came_online_by_itself_is_not_waited_for(rig: Rig):
+    """Its management function has no reset to begin."""
+    rig.board().put(shutdown=True)
+    rig.backend.bind(CARD)
+    rig.card()
+    assert rig.clock.now < 1
+
+
+def test_where_an_answer_was_lost_before_the_reset_is_asked_for_once_the_card_is_up(rig: Rig):
+    """While `shutdown` reads 1 another 1 is ignored."""
+    rig.program()
+    card = rig.card()
+    rig.board().put(shutdown=True)
+    rig.kernel.written.clear()
+    rig.backend.reset(card)
+    assert rig.kernel.written == [
+        (MASK, hex(defs.MASK_WHILE_RESETTING)),
+        ("shutdown", "0"),
+        ("shutdown", "1"),
+        ("shutdown", "0"),
+        (MASK, hex(defs.MASK)),
+    ]
+    assert rig.backend.afu_id(rig.region()) == defs.NO_IMAGE
+
+
+def test_where_an_answer_was_lost_the_card_is_up_before_the_reset_is_asked_for(rig: Rig):
+    card = rig.card()
+    rig.board().put(shutdown=True)
+    at(rig, "shutdown=0", lambda: rig.kernel.instead.update({"0.1/ready": "0x0"}))
+    with pytest.raises(HardwareError, match="its user function is not ready"):
+        rig.backend.reset(card)
+    assert ("shutdown", "1") not in rig.kernel.written
+
+
+def test_a_reset_that_a_dead_plugin_began_is_finished_and_no_other_asked_for(rig: Rig):
+    card = rig.card()
+    rig.board().set_shutdown("1")
+    rig.clock.sleep(5)
+    rig.backend.reset(card)
+    assert rig.kernel.written == [("shutdown", "0"), (MASK, hex(defs.MASK))]
+
+
+def test_a_card_whose_node_is_missing_is_reset_all_the_same(rig: Rig):
+    card = rig.card()
+    rig.kernel.listed["0000:10:00.1/drm"] = []
+    with pytest.raises(HardwareError, match="its user function is not ready"):
+        rig.backend.reset(card)
+    assert ("shutdown", "1") in rig.kernel.written
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        lambda rig: rig.kernel.instead.update({"0.1/shutdown": "1"}),
+        lambda rig: rig.kernel.instead.update({"0.1/ready": "0x0"}),
+        lambda rig: rig.kernel.instead.update({"0.1/dev_offline": OSError(errno.EIO, "error")}),
+        lambda rig: rig.kernel.listed.update({"0000:10:00.1/drm": ["card0"]}),
+        lambda rig: rig.kernel.gone.add("0.1/xclbinuuid"),
+    ],
+)
+def test_a_card_that_lacks_something_after_its_reset_did_not_come_back(
+    rig: Rig, lacks: Callable[[Rig], object]
+):
+    card = rig.card()
+    at(rig, "shutdown=0", lambda: lacks(rig))
+    with pytest.raises(HardwareError, match="its user function is not ready"):
+        rig.backend.reset(card)
+    assert rig.clock.now >= reset.UP_SECONDS
+    assert rig.kernel.written[-1] == ("shutdown", "0"), "a card that is not up was masked"
+
+
+@pytest.mark.parametrize("answer", ["1", OSError(errno.EIO, "Input/output error")])
+def test_a_management_function_that_stays_offline_fails_the_reset(rig: Rig, answer: str | OSError):
+    card = rig.card()
+    at(rig, "shutdown=1", lambda: rig.kernel.instead.update({"0.0/dev_offline": answer}))
+    with pytest.raises(HardwareError, match="its management function is offline"):
+        rig.backend.reset(card)
+    assert rig.clock.now >= reset.DOWN_SECONDS
+    assert rig.kernel.written[-1] == ("shutdown", "1"), "it was put online in its reset"
+
+
+@pytest.mark.parametrize(("user", "function"), [(False, "0000:10:00.0"), (True, "0000:10:00.1")])
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_a_function_that_loses_its_driver_meanwhile_ends_the_reset_at_once(
+    rig: Rig, *, user: bool, function: str, unreadable: bool
+):
+    card = rig.card()
+    rig.arm("holder")
+
+    def lose() -> None:
+        if rig.clock.now < 1:
+            return
+        if unreadable:
+            rig.kernel.fails["exists", f"{function}/driver"] = OSError(errno.EIO, "error")
+        else:
+            rig.kernel.gone.add(f"{function}/driver")
+
+    rig.clock.passing = lose
+    with pytest.raises(CardGoneError, match=f"went while it was reset: .*{function}"):
+        rig.backend.reset(card)
+    assert rig.clock.now < 2
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "told"),
+    [
+        (errno.ENOENT, CardGoneError, "shutdown is not there"),
+        (errno.ENOTDIR, CardGoneError, "shutdown is not there"),
+        (errno.EIO, HardwareError, r"writing 1 to .*/shutdown failed \(because\)"),
+    ],
+)
+def test_why_a_card_cannot_be_reset_is_told(
+    rig: Rig, code: int, kind: type[FpgaPluginError], told: str
+):
+    rig.kernel.fails["write", "/shutdown"] = OSError(code, "because")
+    with pytest.raises(kind, match=f"card {CARD} cannot be reset: .*{told}"):
+        rig.backend.reset(rig.card())
+    assert rig.card(), "it counts as being reset no longer"
+
+
+def test_a_card_of_before_is_not_reset(rig: Rig):
+    card = rig.card()
+    rig.board().unbind(user=True)
+    rig.board().bind(user=True)
+    for ask in (rig.backend.reset, rig.backend.rebind):
+        with pytest.raises(CardGoneError, match="is no longer the user function"):
+            ask(card)
+    assert not rig.kernel.written
+
+
+def test_what_mends_a_card_is_a_reset(rig: Rig):
+    rig.program()
+    rig.board().put(bad="firewall")
+    rig.backend.rebind(rig.card())
+    assert rig.backend.port_errors(rig.region()) == {}
+    assert ("shutdown", "1") in rig.kernel.written
+
+
 def test_an_answer_that_is_lost_costs_a_moment(rig: Rig):
     fault = rig.arm("lost-answer")
     rig.backend.reset(rig.card())
@@ -61,7 +233,6 @@ def test_an_answer_that_is_lost_costs_a_moment(rig: Rig):
 
 
 def test_a_bad_state_is_cured(rig: Rig):
-    rig.arm("bad-state").unlink() if rig.backend.health(rig.card()).failed else None
     rig.board().put(bad="bad-state")
     fault = rig.backend.health(rig.card()).failed[rig.region().id]
     assert fault.kind is FaultKind.CURABLE
@@ -69,10 +240,7 @@ def test_a_bad_state_is_cured(rig: Rig):
     assert not rig.backend.health(rig.card()).failed
 
 
-def test_a_holder_that_ignores_the_signal_keeps_the_card_until_it_ends(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("fpga_plugin.hardware.xrt.reset.DOWN_SECONDS", 0.3)
+def test_a_holder_that_ignores_the_signal_keeps_the_card_until_it_ends(rig: Rig):
     holder = rig.arm("holder")
     card = rig.card()
     with pytest.raises(PortInUseError, match="does not end"):
@@ -85,9 +253,7 @@ def test_a_holder_that_ignores_the_signal_keeps_the_card_until_it_ends(
 
 def test_a_card_that_a_dead_plugin_left_shut_down_is_put_online(rig: Rig):
     rig.board().set_shutdown("1")
-    while not rig.board().state.shutdown:
-        rig.kernel.exists("/sys")
-        time.sleep(0.01)
+    rig.clock.sleep(1)
     assert "is shut down" in rig.problem().message
     rig.backend.bind(CARD)
     rig.card()
@@ -120,7 +286,8 @@ def test_a_node_that_moved_is_the_same_region_with_another_node(rig: Rig):
     assert rig.backend.numbers(before) == {"/dev/dri/renderD130": "226:130"}
 
 
-def test_cards_are_reset_one_at_a_time_so_that_each_gets_its_node_back(rig: Rig):
+def test_cards_are_reset_one_at_a_time_so_that_each_gets_its_node_back(tmp_path: Path):
+    rig = Rig(tmp_path)  # by the clock of the machine: threads have no other
     cards = [rig.card(), rig.card(CARD_2)]
     down: list[int] = []
 
