@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from fpga_plugin.bitstreams.files import read_bytes
 from fpga_plugin.bitstreams.kinds import image_of
-from fpga_plugin.bitstreams.places import all_places
 from fpga_plugin.bitstreams.store import Store, StoreEntry
 from fpga_plugin.bitstreams.xclbin import XCLBIN
 from fpga_plugin.daemon.logs import configure_logging

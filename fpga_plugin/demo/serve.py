@@ -15,7 +15,7 @@ from typing import Final
 
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.bitstreams.kinds import GBS
+from fpga_plugin.bitstreams.gbs import GBS
 from fpga_plugin.bitstreams.store import StoreEntry
 from fpga_plugin.demo.double import AdmissionError
 from fpga_plugin.demo.node import RESOURCE_PREFIX, DemoNode
