@@ -1,7 +1,7 @@
-"""The calls of one resource: kubelet's messages in, `DevicePluginService` behind, messages out.
+"""The calls of one resource: kubelet's messages to `QuickCalls` and `PreStarts`, and their answers.
 
 Decoding is lenient (a truncated message parses as a shorter one), so this module checks what has to
-be there: it refuses Allocate and PreStartContainer without device ids. The service checks what the
+be there: it refuses Allocate and PreStartContainer without device ids. Those two check what the
 ids mean. Deallocate and PostStopContainer answer OK even without ids, because kubelet could do
 nothing about a refusal.
 
