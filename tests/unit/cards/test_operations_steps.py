@@ -131,6 +131,13 @@ def test_a_pr_that_fails_on_a_sound_port_may_be_tried_again(scene: Scene) -> Non
         assert scene.condition(scene.regions[0]) is Condition.DIRTY
 
 
+def test_a_file_that_is_mislabelled_never_costs_the_node_the_region(scene: Scene) -> None:
+    """A tenant names it as often as it likes; f11 is the same of an image that hangs."""
+    for _ in range(3):
+        step(scene, fails(WrongImageError("another id")), pr=True)
+        assert scene.condition(scene.regions[0]) is Condition.DIRTY
+
+
 def replug(scene: Scene) -> None:
     this = card(scene)
     scene.ledger.hardware.card_gone(this.id)
