@@ -48,6 +48,11 @@ def test_requests_for_the_function_go_to_regions_in_order():
         assign(one, two, asked(AFU, n="3"))
 
 
+def test_a_function_satisfies_its_requests_though_no_record_names_the_containers_resources():
+    one = asked(AFU)
+    assert assign_functions((one,), {P0: IFACE, P1: IFACE}, IFACE, AFU, ()) == {P0: one, P1: None}
+
+
 @pytest.mark.parametrize("wanted", [AFU2, "0" * 40])
 def test_another_accelerator_is_refused(wanted: str):
     with pytest.raises(RefusedError, match=f"asks for {wanted}, but the region holds"):
