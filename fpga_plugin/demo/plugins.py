@@ -84,6 +84,7 @@ class PluginManager(v1beta1.RegistrationBase):
     Attributes:
         directory: kubelet's device plugin directory.
         lists: the latest list of each resource; empty after a restart.
+        requests: every Register ever received, in order.
         connections: the present connection of each resource; may have stopped.
         listeners: each is called with every list as it comes.
     """
@@ -92,6 +93,7 @@ class PluginManager(v1beta1.RegistrationBase):
         """Not yet serving; the directory is made if it is not there."""
         self.directory = directory
         self.lists: dict[ResourceName, DeviceList] = {}
+        self.requests: list[v1beta1.RegisterRequest] = []
         self.connections: dict[ResourceName, PluginConnection] = {}
         self.listeners: list[Callable[[DeviceList], None]] = []
         self._serving: list[ClosingServer] = []
@@ -144,6 +146,7 @@ class PluginManager(v1beta1.RegistrationBase):
 
     async def register(self, message: v1beta1.RegisterRequest) -> v1beta1.Empty:
         """`Registration/Register`."""
+        self.requests.append(message)
         if message.version != "v1beta1":
             raise GRPCError(
                 Status.UNKNOWN, f'requested API version "{message.version}" is not supported'
