@@ -129,9 +129,7 @@ def look(settings: Settings) -> NodeFacts:
     blanked = [card for card in cards if blanks and not left_alone[card.id]]
     trust = open_trust(settings, owner=False)
     names = Names()
-    with contextlib.suppress(
-        FpgaPluginError
-    ):  # nothing of such a store is used, as is reported
+    with contextlib.suppress(FpgaPluginError):  # nothing of such a store is used, as is reported
         names = trust.names()
     store = Store(settings.bitstream_dir)
     no_blank = _no_blank(store, trust, {card.interface_id: card.takes for card in blanked})
