@@ -138,15 +138,12 @@ class Store:
         path = self.at(place)
         if not os.path.isdir(self.root):
             raise _no_store(self.root) from None
+        which, more = "bitstream id", ""
         if not os.path.isdir(os.path.dirname(path)):
-            raise BitstreamNotFoundError(
-                f"no bitstream {path}: the store has no directory for interface id"
-                f" {place.interface_id}",
-                hint=f"check the interface id, or {ADD}",
-            ) from None
+            which = "interface id"
+            more = f": the store has no directory for interface id {place.interface_id}"
         raise BitstreamNotFoundError(
-            f"no bitstream {path}",
-            hint=f"check the bitstream id, or {ADD}",
+            f"no bitstream {path}{more}", hint=f"check the {which}, or {ADD}"
         ) from None
 
     def _directory(self, name: str, *, read: bool) -> tuple[StoreEntry, ...]:
