@@ -192,7 +192,6 @@ class Reconciler:
         """Unix time up to which kubelet's records are known; 0: they were never read."""
         if (
             self.watch is not None
-            and self._last_read
             and self.answered
             and self._ledger.pod_allocations()
             and self._told_by_kubelet()

@@ -66,7 +66,7 @@ class CdiFiles:
         self,
         owner: ClaimOwner,
         allocations: Collection[Allocation],
-        cards: Mapping[DeviceId, Card] | None = None,
+        cards: Mapping[DeviceId, Card],
     ) -> None:
         """Make or replace a claim's file, and before it what its containers read.
 
@@ -80,12 +80,12 @@ class CdiFiles:
             with self._one:
                 mounts = {}
                 if self._metadata is not None:
-                    mounts = self._metadata.write(owner, allocations, cards or {})
+                    mounts = self._metadata.write(owner, allocations, cards)
                 content = _ENCODER.encode(self._content(owner, allocations, mounts))
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 # The runtime reads *.json and *.yaml only, and no temporary file.
-                replace_file(path, [content], mode=0o644, durable=True)
+                replace_file(path, [content], mode=0o644)
         except OSError as error:
             raise CdiError(
                 f"{path} cannot be written: {error.strerror}",

@@ -46,9 +46,7 @@ class ClaimFiles:
     def __init__(self, ledger: Ledger, cdi: CdiFiles) -> None:
         self._ledger = ledger
         self._cdi = cdi
-        self._missing = {
-            one.uid for one in ledger.claim_owners.values() if ledger.dra.is_prepared(one)
-        }
+        self._missing = set(ledger.claim_owners)
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
         self._wake = asyncio.Event()
@@ -126,7 +124,7 @@ class ClaimFiles:
                 owner.file,
                 [(allocation.device, allocation.grants) for allocation in allocations],
             )
-            if now == content or (content is None and not again and uid not in self._missing):
+            if now == content or not (again or uid in self._missing):
                 self._missing.discard(uid)
                 return owner
             cards = {one.device: ledger.cards[card_of(one.device)] for one in allocations}

@@ -482,7 +482,7 @@ class ClaimLifecycle:
 
 def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
     """Whether a claim has the devices that it had, for the same requests."""
-    return {**had.requests} == {**now.requests} and set(had.devices) == set(now.devices)
+    return {**had.requests} == {**now.requests}
 
 
 def _prepared(request: FpgaRequest | None, target: ProgramTarget | None) -> Prepared:

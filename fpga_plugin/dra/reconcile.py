@@ -128,7 +128,7 @@ class ClaimReconciler:
         self._wake.set()
 
     def _card_changed(self, _card: CardId | None) -> None:
-        if self._claims is not None and self._ledger.unreconciled & self._ledger.cards.keys():
+        if self._ledger.unreconciled & self._ledger.cards.keys():
             self._wake.set()
 
     async def run(self) -> None:
@@ -174,8 +174,7 @@ class ClaimReconciler:
             log.info("kubelet's record of claims read", claims=len(record))
             # Not before: of a claim that the journal lost the file is still needed, unless nobody
             # of whom kubelet knows can have it.
-            known = {uid for uid, one in self._ledger.claim_owners.items() if not one.ended}
-            await self._files.keep(known | (record.keys() - stale))
+            await self._files.keep(self._ledger.claim_owners.keys() | (record.keys() - stale))
             self._queue.sync()
         self._waits = self._leftovers is not None and self._leftovers.waits
         for uid in sorted(before):
@@ -359,7 +358,7 @@ class ClaimReconciler:
         if await self._operations.living(ledger.dra.tenancies_of_claim(uid)) is not None:
             return False
         # Kubelet may have begun to prepare it in the meantime.
-        return uid not in await self._read() and ledger.claim_owners.get(uid) is not None
+        return uid not in await self._read()
 
 
 def _of_card(device: str, card: str) -> bool:

@@ -93,7 +93,7 @@ class Claims:
         self.ledger.dra.take(owner, [POD_A])
         start(self.ledger, P0)
         self.ledger.dra.prepared(UID, {})
-        self.files.write(self.ledger.claim_owners[UID], [self.ledger.allocations[P0]])
+        self.files.write(self.ledger.claim_owners[UID], [self.ledger.allocations[P0]], {})
         self.path = Path(self.files.path(UID))
         self.live()
 

@@ -17,9 +17,17 @@ from fpga_plugin.allocation.requests.directory import PodAnswer, PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.deviceplugin import environment, next_container
 from fpga_plugin.deviceplugin.environment import StockEnvironment
-from fpga_plugin.errors import NoSourceError
+from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.kubernetes.names import PodUid
-from fpga_plugin.kubernetes.pod import Container, ContainerState, Phase, Pod, Run, Variable
+from fpga_plugin.kubernetes.pod import (
+    Container,
+    ContainerState,
+    Phase,
+    Pod,
+    Reference,
+    Run,
+    Variable,
+)
 
 P0, P1 = (device(make_card(), port) for port in range(2))
 ASKS = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": AFU}
@@ -102,6 +110,34 @@ def test_nothing_is_remembered_where_nothing_will_be_asked() -> None:
     source.started(Identity(), [P0])
     assert source._next is not None
     assert not list(source._next._trails)
+
+
+def test_a_pod_that_no_record_names_has_no_environment() -> None:
+    source = StockEnvironment(Pods(ASKS, ASKS))
+    with pytest.raises(NoSourceError, match="does not say which pod holds"):
+        asyncio.run(source.ask(Identity(), [P0], fresh=True))
+
+
+def test_only_the_containers_that_hold_the_devices_are_asked_what_they_want() -> None:
+    source = StockEnvironment(Pods(ASKS, OTHER))
+    for name, wants in (("init", ASKS), ("app", OTHER)):
+        alone = replace(BOTH, containers=frozenset({name}))
+        _, env = asyncio.run(source.ask(alone, [P0], fresh=False))
+        assert env == wants
+    for names in ({"init", "ghost"}, {"init", "app", "ghost"}):
+        with pytest.raises(NoSourceError, match="lacks containers"):
+            asyncio.run(source.ask(replace(BOTH, containers=frozenset(names)), [P0], fresh=True))
+
+
+def test_a_variable_that_only_the_container_knows_is_refused() -> None:
+    pods = Pods(ASKS, ASKS)
+    secret = Variable("FPGA_BITSTREAM_ID_0", source=Reference(what="a Secret"))
+    variables = (Variable("FPGA_REGION_0", INTERFACE), secret)
+    pods._then = Container("app", variables)
+    pods.shows()
+    source = StockEnvironment(pods)
+    with pytest.raises(InvalidRequestError, match="FPGA_BITSTREAM_ID_0"):
+        asyncio.run(source.ask(replace(BOTH, containers=frozenset({"app"})), [P0], fresh=True))
 
 
 # ------------------------------------------------------------------ whose turn it is
@@ -237,3 +273,91 @@ def test_a_status_that_lags_is_not_asked_for_all_the_time(lagging: Pods) -> None
     source = asked_about(lagging, init=ContainerState(Phase.RUNNING, started=9))
     assert not starts(source)
     assert lagging.reads == 1
+
+
+def test_in_a_sandbox_that_nobody_shows_nothing_of_an_older_one_counts(pods: Pods) -> None:
+    """Invariant 2: the init container starts again there; what comes then proves as ever."""
+    cgroups = Cgroups("pause-1")
+    source = of(pods, cgroups)
+    who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=True))
+    assert not starts(source)
+    source.started(who, [P0])
+    began = int(time.time()) + 1
+    pods.shows(init=ContainerState(Phase.TERMINATED, ended=Run(0, began)), sandbox=None)
+    cgroups.running = frozenset({"pause-2"})
+    for _ in range(3):
+        assert not starts(source), "the init container has run in the older sandbox"
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(app=waits("own words"), sandbox=None)
+    assert starts(source) == "app"
+
+
+def test_a_quote_proves_more_than_the_last_start(pods: Pods) -> None:
+    source = of(pods, Cgroups("pause"))
+    who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=True))
+    source.started(who, [P0])
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(app=waits("own words"))
+    assert starts(source) == "app"
+
+
+def test_what_a_container_was_refused_with_before_it_started_proves_nothing(pods: Pods) -> None:
+    """Kubelet may quote it still, and the run that it shows may be older than the start."""
+    source = of(pods, Cgroups("pause"))
+    assert not starts(source)
+    source.refused(BOTH, [P0], "own words")
+    crashed = Run(1, int(time.time()) + 5)  # by a clock that was set back since
+    shown = ContainerState(Phase.WAITING, "PreStartContainer failed: own words", ended=crashed)
+    done = ContainerState(Phase.TERMINATED, ended=Run(0, 1))
+    pods.shows(app=shown, init=done)
+    who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=False))
+    assert who.container == "app"
+    source.started(who, [P0])
+    assert not starts(source), "neither by the words nor by the run that was known before"
+    pods.shows(app=replace(shown, ended=Run(1, crashed.started + 5)), init=done)
+    assert starts(source) == "app", "it has run since"
+
+
+def test_another_kubelet_instance_may_have_started_anything(pods: Pods) -> None:
+    source = of(pods, Cgroups("pause"))
+    source.new_kubelet()  # before anybody asked
+    assert not starts(source)
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(app=waits("own words"))
+    forgot: list[bool] = []
+    pods.new_kubelet = lambda: forgot.append(True)  # type: ignore[method-assign]
+    source.new_kubelet()
+    assert forgot, "what it knew of pods by their devices"
+    assert not starts(source)
+
+
+def test_where_no_cgroup_is_seen_the_status_alone_proves(pods: Pods) -> None:
+    source = StockEnvironment(pods)
+    assert not starts(source)
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(app=waits("own words"))
+    assert starts(source) == "app"
+
+
+def test_a_lagging_status_is_waited_for_and_counts_only_in_its_sandbox(
+    lagging: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_container, "POLL", 0.001)
+    monkeypatch.setattr(next_container, "PATIENCE", 5.0)
+    source = asked_about(lagging)
+    lagging.shows()
+
+    def comes() -> None:
+        if lagging.reads > 3:
+            lagging.shows(app=waits("own words"))
+
+    lagging.on_read = comes
+    assert starts(source) == "app"
+    monkeypatch.setattr(next_container, "PATIENCE", 0.1)
+    source = asked_about(lagging)
+
+    def goes() -> None:
+        lagging.shows(app=waits("own words"), sandbox=lagging.reads < 2)
+
+    lagging.on_read = goes
+    assert not starts(source), "it was proved of a sandbox that is gone"

@@ -1333,3 +1333,39 @@ def test_a_checkpoint_that_goes_while_it_is_waited_for_says_nothing(
     world.kubelet.resend = resend  # type: ignore[method-assign]
     world.play(lambda: len(resends) > 3)
     assert world.released == []
+
+
+def test_records_that_another_kubelet_read_half_way_say_nothing(directory: str) -> None:
+    """Neither are they as new as the time at which they were read."""
+    world = owned(directory)
+    world.reconciler.answered = True
+    world.kubelet.on_call = lambda: restart_kubelet(world, "k2")
+    assert not asyncio.run(world.reconciler._read_records())
+    assert world.reconciler.last_read == 0
+    world.kubelet.on_call = lambda: None
+    world.reconciler.answered = False
+    assert asyncio.run(world.reconciler._read_records())
+    assert world.reconciler.last_read > 0
+
+
+def test_a_list_of_another_kubelet_is_compared_with_nothing(directory: str) -> None:
+    world = owned(directory)
+    world.kubelet.write([])
+    world.kubelet.on_call = lambda: restart_kubelet(world, "k2")
+    world.reconciler._lacking = {}
+    asyncio.run(world.reconciler._list(world.kubelet))  # type: ignore[arg-type]
+    assert world.reconciler._lacking == {}
+    assert world.reconciler._lister is None
+
+
+def test_while_dra_may_have_given_devices_no_card_is_known_by_the_checkpoint(
+    directory: str,
+) -> None:
+    world = World(directory, fresh=True)
+    world.kubelet.write([])
+    world.ledger.resource_claims_unknown = "DRA served this node"
+    assert asyncio.run(world.reconciler._read_records())
+    assert world.ledger.unreconciled == {CARD.id}
+    world.ledger.resource_claims_unknown = ""
+    assert asyncio.run(world.reconciler._read_records())
+    assert world.ledger.unreconciled == set()

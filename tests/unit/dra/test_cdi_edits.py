@@ -48,7 +48,7 @@ def test_a_container_gets_the_nodes_of_its_requests_and_no_others(tmp_path: Path
     region, card = device(ONE, 0), device(TWO)
     files = CdiFiles(str(tmp_path), DRIVER)
     known, claims = taken(region, card, requests={region: ("fast", "any-1"), card: ("any-1",)})
-    files.write(known, claims)
+    files.write(known, claims, {})
     told = written(tmp_path)
     assert (told["cdiVersion"], told["kind"]) == ("0.5.0", f"k8s.{DRIVER}/claim")
     first, second = told["devices"]
@@ -79,7 +79,7 @@ def test_a_container_finds_all_devices_of_a_request_as_by_the_first_door(tmp_pat
     """Whichever of them the runtime injects last: a program of that api runs here unchanged."""
     one, two, card = device(ONE, 1), device(ONE, 0), device(TWO)
     CdiFiles(str(tmp_path), DRIVER).write(
-        *taken(one, two, card, requests=dict.fromkeys((one, two, card), ("fpga",)))
+        *taken(one, two, card, requests=dict.fromkeys((one, two, card), ("fpga",))), {}
     )
     of_request = re.compile(r"FPGA_(REQUEST_.*|DEVICES_.*|DEVICE_[0-9]+)")
     for each in written(tmp_path)["devices"]:
@@ -115,7 +115,7 @@ def test_only_files_of_claims_that_are_kept_stay_and_other_drivers_stay_too(
     tmp_path: Path, region: Any
 ) -> None:
     files = CdiFiles(str(tmp_path), DRIVER)
-    files.write(*region)
+    files.write(*region, {})
     others = ["gpu.json", f"k8s.{DRIVER}-claim_x.yaml", f"k8s.gpu.example.com-claim_{B}.json"]
     for name in (*others, f"k8s.{DRIVER}-claim_{B}.json", f"k8s.{DRIVER}-claim_{A}.json.new"):
         (tmp_path / name).write_text("{}")
@@ -137,7 +137,7 @@ def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(
     """A file that stays lets containers start with what became somebody else's."""
     files = CdiFiles(str(tmp_path), DRIVER)
     files.remove(files.path(A), A)
-    files.write(*region)
+    files.write(*region, {})
     files.remove(files.path(A), A)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / f"k8s.{DRIVER}-claim_{A}.json").mkdir()
@@ -149,11 +149,11 @@ def test_a_directory_is_made_and_what_cannot_be_written_is_told(
     tmp_path: Path, region: Any
 ) -> None:
     files = CdiFiles(str(tmp_path / "run" / "cdi"), DRIVER)
-    files.write(*region)
+    files.write(*region, {})
     assert written(tmp_path / "run" / "cdi")
     (tmp_path / "file").write_text("")
     with pytest.raises(CdiError, match="cannot be written"):
-        CdiFiles(str(tmp_path / "file"), DRIVER).write(*region)
+        CdiFiles(str(tmp_path / "file"), DRIVER).write(*region, {})
 
 
 @pytest.mark.parametrize("uid", ["../x", "", "a/b"])
@@ -164,4 +164,4 @@ def test_no_path_is_made_of_what_is_no_uid(tmp_path: Path, region: Any, uid: str
     with pytest.raises(ValueError, match="uid"):
         files.path(ClaimUid(uid))
     with pytest.raises(ValueError, match="uid"):
-        files.write(replace(known, uid=ClaimUid(uid)), claims)
+        files.write(replace(known, uid=ClaimUid(uid)), claims, {})

@@ -12,6 +12,7 @@ from fpga_plugin.dra import claim as claim_module
 from fpga_plugin.dra.claim import (
     EXTENDED,
     MAX_RESULTS,
+    POD_CLAIM,
     ClaimReader,
     ClaimRef,
     NoSuchClaimError,
@@ -280,3 +281,23 @@ def test_only_the_api_servers_own_word_says_that_a_claim_is_gone(
     """What a proxy says must not end a claim that pods use."""
     _, told, _ = ask(monkeypatch, ApiServerError("no", code=code, reason=reason))
     assert type(told) is kind
+
+
+def test_who_else_has_a_claim_reserved_is_no_pod_and_still_counts() -> None:
+    """A consumer that is not understood lives, until the claim is reserved for nobody."""
+    group = {"resource": "podgroups", "apiGroup": "scheduling.k8s.io", "name": "g", "uid": "u"}
+    for consumers, pods, reserved, only in (
+        ([], 0, False, True),
+        ([pod()], 1, True, True),
+        ([pod(), pod("pod-2")], 2, True, True),
+        ([group], 0, True, False),
+        ([pod(), group], 1, True, False),
+    ):
+        told = read(claim(result(), pods=consumers))
+        assert (len(told.pods), told.reserved, told.only_for_pods) == (pods, reserved, only)
+
+
+def test_what_a_pod_calls_the_claim_that_a_template_made() -> None:
+    told = read(claim(result(), annotations={POD_CLAIM: "fpga"}))
+    assert told.pod_claim == "fpga"
+    assert read(claim(result())).pod_claim == ""

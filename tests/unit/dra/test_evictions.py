@@ -33,7 +33,7 @@ def failed() -> Ledger:
 class Clock:
     """Moved by hand."""
 
-    now = 0.0
+    now = 500.0
 
     def __call__(self) -> float:
         return self.now
@@ -47,9 +47,11 @@ def test_a_pod_that_is_still_asked_for_was_not_evicted(
 ) -> None:
     waits = Evictions(failed(), clock := Clock())
     assert waits.overdue(REF, claim, [P0]) == ""
-    clock.now = PATIENCE - 0.1
+    clock.now += PATIENCE - 0.1
     assert waits.overdue(REF, claim, [P0]) == "", "its eviction may be under way"
-    clock.now = 75
+    clock.now = 500 + PATIENCE
+    assert waits.overdue(REF, claim, [P0])
+    clock.now = 575
     said = waits.overdue(REF, claim, [P0])
     assert re.search(rf"{P0} failed .* after 75 s nobody .*{why}.*delete", said)
 
@@ -59,13 +61,24 @@ def test_nobody_is_to_be_evicted_whose_device_is_well_or_was_started() -> None:
     ledger.dra.take(owner(A, P0), [POD])
     waits = Evictions(ledger, clock := Clock())
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
-    clock.now = 100
+    clock.now = 600
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
     ledger.work.working([RegionId(P0)])
     ledger.work.programmed(RegionId(P0), AFU)
     ledger.dra.prepared(A, {})
     ledger.work.faulted(RegionId(P0), "thermal: too hot")
-    clock.now = 200
+    clock.now = 700
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
-    clock.now = 300
+    clock.now = 800
     assert waits.overdue(REF, BY_LIMITS, [P0]) == ""
+
+
+def test_a_device_that_was_well_in_between_begins_again() -> None:
+    ledger = failed()
+    waits = Evictions(ledger, clock := Clock())
+    assert waits.overdue(REF, BY_CLAIM, [P0]) == ""
+    assert waits.overdue(REF, BY_CLAIM, []) == ""
+    clock.now += PATIENCE
+    assert waits.overdue(REF, BY_CLAIM, [P0]) == ""
+    clock.now += PATIENCE
+    assert f"after {PATIENCE:.0f} s" in waits.overdue(REF, BY_CLAIM, [P0])

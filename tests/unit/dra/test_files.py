@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ class Directory:
     def write(self, ledger: Ledger, *uids: ClaimUid) -> None:
         for uid in uids:
             known = ledger.claim_owners[uid]
-            self.files.write(known, [ledger.allocations[one] for one in known.devices])
+            self.files.write(known, [ledger.allocations[one] for one in known.devices], {})
 
     def begin(self, ledger: Ledger, then: Callable[[], None] | None = None) -> None:
         """A start of the plugin, and what comes `then`, until nothing is left to do."""
@@ -198,3 +199,23 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_written_has_that_of_its
     (path,) = cdi.path.glob(f"*{A}.json")
     assert device_name(device(TWO, 0)) in path.read_text()
     assert device_name(device(ONE, 0)) not in path.read_text()
+
+
+def test_the_file_of_a_claim_that_ended_goes_whatever_was_written_of_it(cdi: Directory):
+    """Its removal may have failed when the claim ended."""
+    ledger = again(prepared(), ONE, TWO)
+    cdi.begin(ledger)
+    ledger.dra.end_claim(A)
+    assert asyncio.run(ClaimFiles(ledger, cdi.files).settle(A)) is None
+    assert cdi.shown() == {B}
+
+
+def test_the_file_goes_from_the_directory_in_which_it_was_written(cdi: Directory, tmp_path: Path):
+    ledger, _ = make_ledger(ONE)
+    (former := tmp_path / "former").mkdir()
+    place = former / "claim.json"
+    ledger.dra.adopt_claim(replace(owner(A, device(ONE, 0)), file=str(place)), [POD])
+    cdi.write(ledger, A)
+    assert place.exists()
+    asyncio.run(ClaimFiles(ledger, cdi.files).remove(A, ledger.claim_owners[A]))
+    assert not place.exists()

@@ -7,12 +7,14 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
 from test_lifecycle import A, B, ClaimScene
 
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.kubernetes.names import ClaimUid
@@ -172,7 +174,7 @@ def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_tw
 
 
 def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_again(
-    scene: ClaimScene,
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kubelet was notified that it is prepared, and asks no more."""
     run(scene)
@@ -188,7 +190,30 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_ag
         ledger.dra.prepared(A, {})
 
     scene.plugin.call(again)
+    written, write = [], scene.files._cdi.write
+
+    def noted(of: ClaimOwner, *rest: Any) -> None:
+        written.append(of)
+        write(of, *rest)
+
+    monkeypatch.setattr(scene.files._cdi, "write", noted)
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()
     assert scene.file(A)
+    assert written == [ledger.claim_owners[A]], "and never that of what it had"
+
+
+def test_a_claim_that_is_forgotten_while_its_preparation_is_withdrawn_is_nobodys(
+    scene: ClaimScene,
+) -> None:
+    ledger = scene.ledger
+    withdrawn = scene.plugin.begin(scene.files.withdraw(ledger.claim_owners[A], "it changed"))
+    (removal,) = scene.plugin.jobs
+    scene.plugin.jobs.remove(removal)
+    scene.plugin.call(lambda: ledger.dra.end_claim(A))
+    scene.plugin.call(lambda: ledger.dra.forget_claim(A))
+    removal.run()
+    scene.plugin.loop.settle()
+    withdrawn.result()
+    assert "claim withdrawn" not in scene.logged

@@ -510,6 +510,24 @@ def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
     assert scene.file() == ""
 
 
+def test_a_claim_that_is_forgotten_while_its_file_is_written_is_told_to_have_ended(
+    scene: ClaimScene,
+) -> None:
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.until(
+        lambda: (
+            A in scene.ledger.claim_owners
+            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
+        )
+    )
+    scene.plugin.call(lambda: scene.ledger.dra.end_claim(A))
+    scene.plugin.call(lambda: scene.ledger.dra.forget_claim(A))
+    scene.plugin.work()
+    assert isinstance(task.exception(), NoSuchClaimError)
+    assert scene.file() == ""
+
+
 def test_a_claim_that_is_prepared_again_after_its_end_is_not_answered_by_the_work_before(
     scene: ClaimScene,
 ) -> None:
@@ -790,7 +808,7 @@ def adopt(scene: ClaimScene, region: RegionId) -> None:
     device = DeviceId(region)
     owner = ClaimOwner(A, "space", "claim-a", (device,), {device: ("fpga",)})
     scene.plugin.call(lambda: scene.ledger.dra.adopt_claim(owner, [PodUid("pod-1")]))
-    scene.files._cdi.write(scene.ledger.claim_owners[A], [scene.ledger.allocations[device]])
+    scene.files._cdi.write(scene.ledger.claim_owners[A], [scene.ledger.allocations[device]], {})
 
 
 def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -> None:
@@ -1157,6 +1175,24 @@ def test_the_end_of_what_is_kept_back_is_answered_once_the_scheduler_knows(
     assert len(asked) == 1
 
 
+def test_one_region_that_is_kept_back_is_enough_for_the_scheduler(scene: ClaimScene) -> None:
+    asked: list[bool] = []
+
+    async def tell() -> None:
+        asked.append(True)
+
+    scene.lifecycle.tell_scheduler = tell
+    one, two = scene.regions[:2]
+    scene.allocated(A, one, two)
+    scene.prepared()
+    scene.plugin.call(lambda: scene.ledger.work.faulted(one, "it does not answer"))
+    task = scene.unprepare()
+    scene.pass_time(task.done)
+    task.result()
+    assert scene.ledger.record(two).condition is Condition.BLANK
+    assert asked == [True]
+
+
 def test_the_end_of_what_is_clean_waits_for_no_scheduler(scene: ClaimScene) -> None:
     async def tell() -> None:
         pytest.fail("nothing is to be told")
@@ -1209,7 +1245,7 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
     device = DeviceId(region)
     scene.server.claims[A] = replace(
         scene.allocated(A, region, pods=()),
-        devices=tuple(Allocated(name, name, device) for name in ("a", "b", "a")),
+        devices=tuple(Allocated(name[0], name, device) for name in ("a", "b/x", "a")),
         pod=(PodName("space", "compress"), PodUid("pod-3")),
     )
 
@@ -1219,6 +1255,7 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
     scene.lifecycle._claim_targets.of = blank  # type: ignore[assignment,method-assign]
     (answer,) = scene.prepared()
     assert answer.requests == ("a", "b")
+    assert scene.ledger.claim_owners[A].subrequests == {"b": "b/x"}
     assert scene.ledger.pods_of(scene.ledger.claim_owners[A].devices) == {"pod-3"}
 
 
@@ -1256,3 +1293,9 @@ def test_a_process_that_ends_waits_for_what_it_does_and_begins_nothing(scene: Cl
     assert task.exception() is not None
     assert not scene.rack.done
     assert not scene.ledger.allocations
+
+
+def test_a_process_that_ends_idle_waits_for_nothing(scene: ClaimScene) -> None:
+    closed = scene.plugin.begin(scene.lifecycle.close())
+    scene.plugin.loop.settle()
+    closed.result()

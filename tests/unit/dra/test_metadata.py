@@ -156,3 +156,19 @@ def test_the_runtime_mounts_what_a_request_reads_for_each_of_its_devices(tmp_pat
         ]
     names = [each["name"] for each in read(mounts["fpga"].host_path)[0]["requests"][0]["devices"]]
     assert names == [one.replace(".", "-"), two.replace(".", "-")]
+
+
+def test_containers_of_any_user_read_the_files_and_no_uid_leaves_the_directory(
+    tmp_path: Path,
+) -> None:
+    card = make_card()
+    directory = tmp_path / "metadata"
+    known, claims, cards = taken(card, device(card, 0))
+    MetadataFiles(str(directory), "node-a").write(known, claims, cards)
+    (file,) = directory.iterdir()
+    assert (file.stat().st_mode & 0o777, directory.stat().st_mode & 0o777) == (0o644, 0o755)
+    with pytest.raises(ValueError, match="claim's uid"):
+        MetadataFiles(str(directory), "node-a").write(
+            replace(known, uid=ClaimUid("../escaped")), claims, cards
+        )
+    assert [*tmp_path.iterdir()] == [directory]

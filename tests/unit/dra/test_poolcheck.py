@@ -14,7 +14,7 @@ from doubles.loops import beside, until
 from structlog.testing import capture_logs
 
 from fpga_plugin.dra.pool import Pool
-from fpga_plugin.dra.poolcheck import PAUSE_SECONDS, PoolCheck, pause
+from fpga_plugin.dra.poolcheck import _NAMED, PAUSE_SECONDS, PoolCheck, pause
 
 LIMIT = 30.0
 DRIVER, NODE = "fpga.intel.com", "node-b"
@@ -135,3 +135,25 @@ def test_nodes_do_not_ask_at_the_same_time() -> None:
     pauses = {pause() for _ in range(50)}
     assert len(pauses) > 40
     assert all(PAUSE_SECONDS / 2 <= one <= 1.5 * PAUSE_SECONDS for one in pauses)
+
+
+def test_three_foreign_slices_are_named_and_of_more_only_how_many(tmp_path: Path) -> None:
+    def of(number: int) -> Reply:
+        return Reply(200, table(*((f"e{n}", "node-a", DRIVER, NODE) for n in range(number))))
+
+    async def story(server: ApiServerDouble, check: PoolCheck, warned: list[str]) -> None:
+        await until(lambda: len(warned) == 2)
+        assert "more" not in warned[0].partition(";")[0]
+        assert "and 1 more;" in warned[1]
+        assert len(server.requests) == 2, "and then it pauses"
+
+    checked(tmp_path, of(_NAMED), of(_NAMED + 1), story=story)
+
+
+def test_a_table_without_rows_has_no_slice(tmp_path: Path) -> None:
+    async def story(_: ApiServerDouble, check: PoolCheck, warned: list[str]) -> None:
+        await until(lambda: check.foreign == ("evil",))
+        await until(lambda: check.foreign == ())
+
+    evil = Reply(200, table(EVIL))
+    checked(tmp_path, evil, Reply(200, table() | {"rows": None}), story=story)

@@ -106,7 +106,7 @@ class World:
         self.queue = Queue()
         self.files = Files(f"{root}/cdi", DRIVER)
         if not fresh:
-            self.files.write(self.ledger.claim_owners[A], self.ledger.allocations.values())
+            self.files.write(self.ledger.claim_owners[A], self.ledger.allocations.values(), {})
         if damaged:
             journal.snapshot = doubted(replace(journal.snapshot, allocations={}), "the claim's row")
             self.ledger = Ledger(
@@ -352,3 +352,68 @@ def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(wor
     asyncio.run(run())
     assert told == []
     assert not list((world.root / "cdi").iterdir())
+
+
+# ------------------------------------------------------------------ the device plugin API serves
+
+
+@pytest.fixture
+def left(world: World) -> World:
+    """What DRA left, seen by the device plugin API, which has a queue and records of its own."""
+    world.reconciler._claims = world.reconciler._leftovers = None
+    watcher = SimpleNamespace(start=lambda: pytest.fail("it polls"), close=lambda: None)
+    world.reconciler._watcher = watcher  # type: ignore[assignment]
+    world.queue.synced = False
+    return world
+
+
+def test_claims_that_dra_left_end_with_their_processes_and_then_nothing_is_looked_at(
+    left: World, tmp_path
+):
+    left.living = POD
+    record = tmp_path / "dra_manager_state"
+    record.write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": []})}))
+
+    async def run() -> None:
+        async with asyncio.timeout(LIMIT):
+            task = asyncio.create_task(left.reconciler.run())
+            while A not in left.reconciler._lost:  # noqa: ASYNC110  # nobody announces it
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            assert not left.ledger.claim_owners[A].ended, "its pod runs"
+            left.living = None
+            while not left.ledger.claim_owners[A].ended:  # noqa: ASYNC110  # nobody announces it
+                await asyncio.sleep(0.001)
+            scrub(left.ledger, CARD)
+            await task
+
+    asyncio.run(run())
+    assert not left.ledger.claim_owners
+    assert not left.queue.synced, "the records of the device plugin API are not read by that"
+    assert left.asked == 0, "the API server is not asked"
+
+
+def test_without_kubelets_record_nobody_knows_who_has_what_dra_gave(left: World):
+    left.ledger.dra.end_claim(A)
+    left.ledger.dra.forget_claim(A)
+    left.ledger.resource_claims_unknown = "DRA served this node"
+    looks = 0
+
+    def twice() -> bool:
+        nonlocal looks
+        looks += bool(left.reconciler.problem)
+        return looks > 2
+
+    left.play(twice)
+    assert "is not there" in left.reconciler.problem
+    assert left.ledger.resource_claims_unknown
+
+
+def test_what_of_dra_cannot_be_adopted_leaves_the_rest_unknown(left: World):
+    left.ledger.resource_claims_unknown = "DRA served this node"
+    left.record(ClaimUid("claim-b"))  # whose device A has
+    assert asyncio.run(left.reconciler.reconcile())
+    assert left.ledger.resource_claims_unknown
+    left.record(A)
+    assert asyncio.run(left.reconciler.reconcile())
+    assert not left.ledger.resource_claims_unknown

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,16 +35,22 @@ DRIVER = "fpga.intel.com"
 class RecordScene(ClaimScene):
     """With kubelet's record."""
 
-    def write(self, claims: dict[ClaimUid, tuple[str, ...]], *pods: str) -> None:
+    def write(
+        self,
+        claims: dict[ClaimUid, tuple[str, ...]],
+        *pods: str,
+        driver: str = DRIVER,
+        nobody: bool = False,
+    ) -> None:
         """The record, of these claims and the names of their devices."""
         states = [
             {
                 "ClaimUID": uid,
                 "ClaimName": ref(uid).name,
                 "Namespace": ref(uid).namespace,
-                "PodUIDs": {pod: {} for pod in pods or ("pod-1",)},
+                "PodUIDs": {} if nobody else {pod: {} for pod in pods or ("pod-1",)},
                 "DriverState": {
-                    DRIVER: {
+                    driver: {
                         "Devices": [{"DeviceName": d, "RequestNames": ["fpga"]} for d in devices]
                     }
                 },
@@ -223,8 +230,10 @@ def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
         assert scene.ledger.pods_of([DeviceId(region)]) == {f"pod-{number}"}
     kept = scene.ledger.dra.tenancies_of_claim(A)
     assert {one.pod for one in kept} == {"pod-1", "pod-5"}, "pod-1 runs, whatever kubelet says"
+    assert scene.reconciler._waits, "nobody reports its end"
     ghost.running = False
     assert scene.look()
+    assert not scene.reconciler._waits
     assert {one.pod for one in scene.ledger.dra.tenancies_of_claim(A)} == {"pod-5"}
     kept = [one for one in scene.journal.snapshot.tenancies.values() if one is not None]
     assert {one.pod for one in kept} == {"pod-5"}
@@ -292,6 +301,86 @@ def test_what_cannot_be_adopted_keeps_its_card_back_and_no_other(scene: RecordSc
     assert scene.look()
     assert A in scene.ledger.claim_owners
     assert not scene.ledger.unreconciled
+    scene.plugin.work()
+    assert scene.ledger.record(scene.regions[1]).condition is Condition.BLANK, "it is nobody's"
+
+
+def test_a_claim_is_this_plugins_by_its_driver_or_by_its_devices(scene: RecordScene) -> None:
+    """FPGA_PLUGIN_RESOURCE_PREFIX may be another one since; f2 in docs/architecture.md."""
+    one, _, other = scene.regions
+    scene.pod("pod-1")
+    gone = "0000-77-00-0-p0"
+    for driver, names, known in (
+        ("former.example.com", (name(one), gone), True),
+        ("gpu.example.com", ("gpu-0",), False),
+        (DRIVER, (name(one),), True),
+    ):
+        scene.forgotten()
+        scene.restart()
+        scene.write({A: names}, driver=driver)
+        assert scene.look()
+        adopted = scene.ledger.claim_owners.get(A)
+        assert (None if adopted is None else adopted.driver) == (
+            driver if known and gone not in names else None
+        )
+        assert scene.ledger.unreconciled == ({card_of(one)} if gone in names else set())
+    scene.ledger.dra.adopt_claim(
+        replace(
+            scene.ledger.claim_owners[A],
+            uid=B,
+            driver="former.example.com",
+            devices=(DeviceId(other),),
+            requests={DeviceId(other): ("fpga",)},
+        ),
+        [],
+    )
+    scene.rack.boards[card_of(other)].present = False
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    scene.write({B: (name(other),)}, "pod-7", driver="former.example.com")
+    assert scene.look()
+    assert "pod-7" in scene.ledger.pods_of([DeviceId(other)]), "its driver is known, its card away"
+
+
+def test_a_claim_of_no_pod_may_be_one_that_is_about_to_be_used(scene: RecordScene) -> None:
+    scene.forgotten()
+    scene.restart()
+    scene.write({A: (name(scene.regions[0]),)}, nobody=True)
+    assert scene.look()
+    assert A in scene.ledger.claim_owners
+
+
+def test_what_pods_have_by_the_other_api_is_read_before_anything_is_believed(
+    scene: RecordScene,
+) -> None:
+    leftovers: Any = SimpleNamespace(
+        problem="the checkpoint is half a file", waits=False, settled=set()
+    )
+
+    async def look() -> bool:
+        return False
+
+    leftovers.look = look
+    scene.forgotten()
+    scene.restart()
+    scene.reconciler._leftovers = leftovers
+    scene.write({})
+    assert not scene.look()
+    assert scene.reconciler.problem == leftovers.problem
+    assert not scene.plugin.queue.synced
+    assert scene.ledger.unreconciled
+
+
+def test_of_each_kubelet_instance_the_record_is_read_once_before_any_work(
+    scene: RecordScene,
+) -> None:
+    scene.write({})
+    scene.plugin.call(scene.reconciler.kubelet_seen)
+    assert not scene.plugin.queue.synced
+    assert scene.look()
+    assert scene.plugin.queue.synced
+    assert scene.look()
+    assert scene.logged.count("kubelet's record of claims read") == 1
 
 
 def test_a_record_of_a_card_that_is_not_there_yet_is_kept_for_it(scene: RecordScene) -> None:
