@@ -192,6 +192,15 @@ def test_a_card_without_a_user_function_says_so(rig: Rig):
     assert "has no user function 0000:10:00.1" in rig.problem().message
 
 
+@pytest.mark.parametrize(
+    ("names", "told"), [(["card0"], "no"), ([], "no"), (["renderD128", "renderD129"], "2")]
+)
+def test_a_user_function_has_one_render_node(rig: Rig, names: list[str], told: str):
+    rig.kernel.listed[f"{PF1}/drm"] = names
+    problem = rig.problem()
+    assert f"user function of card 0000:10:00.0 has {told} render nodes" in problem.message
+
+
 @pytest.mark.parametrize("number", [ABSENT, "237;0", "", "237:0:0"])
 def test_a_management_node_without_a_number_cannot_be_guarded(rig: Rig, number: str | OSError):
     rig.kernel.instead[f"{PF0}/xrt_mgmt/xclmgmt4096/dev"] = number
