@@ -301,3 +301,22 @@ def test_what_a_pod_calls_the_claim_that_a_template_made() -> None:
     told = read(claim(result(), annotations={POD_CLAIM: "fpga"}))
     assert told.pod_claim == "fpga"
     assert read(claim(result())).pod_claim == ""
+
+
+def test_a_claim_of_a_former_driver_name_is_read_under_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FPGA_PLUGIN_RESOURCE_PREFIX may have changed since (docs/architecture.md, f2)."""
+    server = Server(claim(result(driver="former.example.com")))
+
+    @asynccontextmanager
+    async def session(_: object, *, seconds: float) -> AsyncIterator[Server]:
+        assert seconds > 0
+        yield server
+
+    monkeypatch.setattr(claim_module, "session", session)
+    claims = ClaimReader(None, driver=DRIVER, node=NODE)
+    told = asyncio.run(claims.get(REF, "former.example.com"))
+    assert [one.device for one in told.devices] == [DEVICE]
+    with pytest.raises(NoSuchClaimError):
+        asyncio.run(claims.get(REF))

@@ -29,7 +29,7 @@ from fpga_plugin.ids import BitstreamId, DeviceId, RegionId
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.pods import ExtendedClaim
 from fpga_plugin.kubernetes.names import PodName, PodUid
-from fpga_plugin.kubernetes.pod import Container, Pod, Variable
+from fpga_plugin.kubernetes.pod import Container, Pod, Reference, Variable
 from fpga_plugin.settings.values import UnknownVariables
 
 POD = PodName("space", "compress"), PodUid("pod-1")
@@ -253,4 +253,13 @@ def test_a_container_with_such_a_variable_is_refused_where_none_may_be(scene: Cl
     assert images(scene, claim) == {one: AFU}, "that container has no FPGA"
     claim = extended(scene, {"r-0": one}, (("side", "r-0"),), good, typo)
     with pytest.raises(InvalidRequestError, match=r"mean nothing.*FPGA_BITSTREEM_ID_1"):
+        claim_targets(scene, claim)
+
+
+def test_a_variable_that_only_the_container_knows_is_refused(scene: ClaimScene) -> None:
+    one = scene.regions[0]
+    secret = Variable("FPGA_BITSTREAM_ID_0", source=Reference(what="a Secret"))
+    container = Container("main", (Variable("FPGA_REGION_0", INTERFACE), secret))
+    claim = extended(scene, {"r-0": one}, (("main", "r-0"),), container)
+    with pytest.raises(InvalidRequestError, match="a Secret"):
         claim_targets(scene, claim)

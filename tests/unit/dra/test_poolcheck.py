@@ -145,6 +145,7 @@ def test_three_foreign_slices_are_named_and_of_more_only_how_many(tmp_path: Path
         await until(lambda: len(warned) == 2)
         assert "more" not in warned[0].partition(";")[0]
         assert "and 1 more;" in warned[1]
+        await asyncio.sleep(0.1)
         assert len(server.requests) == 2, "and then it pauses"
 
     checked(tmp_path, of(_NAMED), of(_NAMED + 1), story=story)

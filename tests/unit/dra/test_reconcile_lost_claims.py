@@ -417,3 +417,22 @@ def test_what_of_dra_cannot_be_adopted_leaves_the_rest_unknown(left: World):
     left.record(A)
     assert asyncio.run(left.reconciler.reconcile())
     assert not left.ledger.resource_claims_unknown
+
+
+def test_what_dra_left_is_looked_at_again_and_again_while_its_pods_run(left: World, tmp_path):
+    """Nothing else tells the device plugin API that kubelet's record has changed."""
+    left.record(A)
+
+    async def run() -> None:
+        async with asyncio.timeout(LIMIT):
+            task = asyncio.create_task(left.reconciler.run())
+            while not left.ends.recorded:  # noqa: ASYNC110  # nobody announces it
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            record = tmp_path / "dra_manager_state"
+            record.write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": []})}))
+            while not left.ledger.claim_owners[A].ended:  # noqa: ASYNC110  # nobody announces it
+                await asyncio.sleep(0.001)
+            task.cancel()
+
+    asyncio.run(run())

@@ -312,7 +312,9 @@ def test_a_claim_is_this_plugins_by_its_driver_or_by_its_devices(scene: RecordSc
     gone = "0000-77-00-0-p0"
     for driver, names, known in (
         ("former.example.com", (name(one), gone), True),
+        ("former.example.com", (name(one),), True),
         ("gpu.example.com", ("gpu-0",), False),
+        ("gpu.example.com", (gone,), False),
         (DRIVER, (name(one),), True),
     ):
         scene.forgotten()
@@ -323,7 +325,9 @@ def test_a_claim_is_this_plugins_by_its_driver_or_by_its_devices(scene: RecordSc
         assert (None if adopted is None else adopted.driver) == (
             driver if known and gone not in names else None
         )
-        assert scene.ledger.unreconciled == ({card_of(one)} if gone in names else set())
+        assert scene.ledger.unreconciled == (
+                {card_of(one)} if known and gone in names else set()
+            )
     scene.ledger.dra.adopt_claim(
         replace(
             scene.ledger.claim_owners[A],
@@ -813,3 +817,10 @@ def test_a_journal_that_cannot_be_written_forgets_nothing_and_ends_no_look(
     assert scene.ledger.claim_owners[A].ended
     scene.look()
     assert not scene.ledger.claim_owners
+
+
+def test_once_the_record_was_read_it_is_known_who_has_what_dra_gave(scene: RecordScene) -> None:
+    scene.ledger.resource_claims_unknown = "the journal is in doubt"
+    scene.write({})
+    assert scene.look()
+    assert not scene.ledger.resource_claims_unknown
