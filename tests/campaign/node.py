@@ -9,9 +9,12 @@ is started is `setup`; what else goes wrong on the node is `weather`.
 import asyncio
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -506,8 +509,17 @@ class Node:
                 raise self.found
             if not self.alive() or self.idled() > begun + LIMIT:
                 assert self.plugin is not None
-                raise Violation(f"{what}, which did not come about: {self.side.standing()}")
+                standing = f"{self.side.standing()}\n{self.status()}"
+                raise Violation(f"{what}, which did not come about: {standing}")
             await asyncio.sleep(0.01)
+
+    def status(self) -> str:
+        """What the plugin says of itself."""
+        command = [sys.executable, "-m", "fpga_plugin", "status"]
+        env = os.environ | self.setup.settings(self.folder)
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=False
+        ).stdout
 
     async def peace(self) -> None:
         """Everything ends, and then nothing is lost: all is Healthy and blank, nobody's.

@@ -279,6 +279,11 @@ class PodSide(Side):
             if not self.checker.hangs(device)
         )
 
+    def standing(self) -> str:
+        held = {one.ids: one.pod for one in self.kubelet.held.values()}
+        healthy = {name: sorted(each.healthy) for name, each in self.kubelet.lists.items()}
+        return f"held {held}, healthy {healthy}, hung {sorted(self.checker.hung)}"
+
     def has(self, resource: ResourceName) -> bool:
         connection = self.kubelet.connections.get(resource)
         return connection is not None and not connection.stopped and resource in self.kubelet.lists
