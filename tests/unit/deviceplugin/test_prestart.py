@@ -367,6 +367,33 @@ def test_a_policy_that_forbids_it_by_now_is_obeyed(begin, tmp_path: Path, when: 
     scene.refused(scene.prestart(pod, AFU), NotPermittedError, "the default is deny")
 
 
+def test_a_policy_that_forbids_it_by_now_is_told_though_the_work_failed(begin, tmp_path: Path):
+    """Else a pod that may not have it goes on trying."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(ALLOW)
+    policy = PolicyFile(str(path), guarded=False)
+    scene = begin(policy=policy)
+    scene.images.mislabelled = OTHER_AFU
+    task = scene.prestart(scene.admit(scene.regions[0]), AFU)
+    waiting = len(scene.plugin.jobs)
+    path.write_text(DENY + "# another length\n")
+    scene.plugin.begin(policy.reload())
+    scene.until(lambda: policy.policy.default.value == "deny", job=waiting)
+    scene.refused(task, NotPermittedError, "the default is deny")
+
+
+def test_a_pod_that_no_record_names_is_bound_to_nothing(scene: Scene):
+    """An extended kubelet sends the environment, and its records may not name the pod yet."""
+    pod = scene.admit(scene.regions[0])
+    looked: list[object] = []
+    scene.plugin.prestarts._look_at_cgroup = looked.append
+    pod.active = False  # in no record
+    scene.plugin.work()
+    scene.start(pod, AFU)
+    assert looked == []
+    assert scene.ledger.allocations[pod.devices[0]].pod is None
+
+
 @pytest.mark.parametrize("when", ["before", "while it is prepared"])
 def test_the_policy_is_not_passed_by_for_a_card_that_was_reflashed(
     begin, tmp_path: Path, when: str

@@ -325,9 +325,7 @@ def test_a_claim_is_this_plugins_by_its_driver_or_by_its_devices(scene: RecordSc
         assert (None if adopted is None else adopted.driver) == (
             driver if known and gone not in names else None
         )
-        assert scene.ledger.unreconciled == (
-                {card_of(one)} if known and gone in names else set()
-            )
+        assert scene.ledger.unreconciled == ({card_of(one)} if known and gone in names else set())
     scene.ledger.dra.adopt_claim(
         replace(
             scene.ledger.claim_owners[A],
