@@ -374,7 +374,8 @@ def test_a_policy_that_forbids_it_by_now_is_told_though_the_work_failed(begin, t
     policy = PolicyFile(str(path), guarded=False)
     scene = begin(policy=policy)
     scene.images.mislabelled = OTHER_AFU
-    task = scene.prestart(scene.admit(scene.regions[0]), AFU)
+    task = scene.prestart(scene.admit(region := scene.regions[0]), AFU)
+    scene.until(lambda: scene.rack.slot(region).afu == OTHER_AFU)
     waiting = len(scene.plugin.jobs)
     path.write_text(DENY + "# another length\n")
     scene.plugin.begin(policy.reload())
