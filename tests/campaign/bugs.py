@@ -177,7 +177,7 @@ BUGS = {
         "dra/reconcile.py",
         '            raise RecordUnreadableError(f"kubelet\'s record {path} is not there")\n',
         "            return {}\n",
-        "1379",
+        "13479",
         apis="both",
     ),
     "f1-a-half-record-is-an-empty-one": Bug(
@@ -187,7 +187,7 @@ BUGS = {
         "            return await asyncio.to_thread(read_record, self._root, ours)\n"
         "        except Exception:\n"
         "            return {}\n",
-        "1379",
+        "13479",
         apis="both",
     ),
     "f1-lost-claims-are-nobodys": Bug(

@@ -11,14 +11,13 @@ device plugin API serves, or the driver has another name, no call is made: pods 
 import asyncio
 import contextlib
 import json
-import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checker import Snapshot, Violation
+from checker import Violation
 from claim_kubelet import ClaimKubelet
 from daemon_support import AFU, AFU_2, AFU_3, BLANK, OTHER_BLANK
 from doubles.apiserver import ApiServerDouble, Reply, status
@@ -144,16 +143,6 @@ class ClaimSide(Side):
             tenant.prepared and not self.kubelet.names_devices_of(tenant.claim)
             for tenant in self.tenants
         )
-
-    def journal(self) -> Snapshot:
-        """What the journal of the running plugin says; nothing where it cannot be read now."""
-        path, found = self.node.state_dir / "journal.sqlite3", Snapshot()
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-                found.take(db.execute("SELECT kind, key, value FROM journal"))
-        except sqlite3.Error:
-            return Snapshot()
-        return found
 
     def mine(self) -> set[str]:
         """Devices that claims have under the driver's present name."""

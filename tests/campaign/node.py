@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -177,6 +178,16 @@ class Side(ABC):
     def standing(self) -> str:
         """What there is, for whoever asks why it is not otherwise."""
         return ""
+
+    def journal(self) -> Snapshot:
+        """What the journal of the running plugin says; nothing where it cannot be read now."""
+        path, found = self.node.state_dir / "journal.sqlite3", Snapshot()
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+                found.take(db.execute("SELECT kind, key, value FROM journal"))
+        except sqlite3.Error:
+            return Snapshot()
+        return found
 
 
 class Node:
@@ -509,17 +520,28 @@ class Node:
                 raise self.found
             if not self.alive() or self.idled() > begun + LIMIT:
                 assert self.plugin is not None
-                standing = f"{self.side.standing()}\n{self.status()}"
+                standing = f"{self.side.standing()}\n{self.command('status')}"
                 raise Violation(f"{what}, which did not come about: {standing}")
             await asyncio.sleep(0.01)
 
-    def status(self) -> str:
-        """What the plugin says of itself."""
-        command = [sys.executable, "-m", "fpga_plugin", "status"]
-        env = os.environ | self.setup.settings(self.folder)
-        return subprocess.run(
+    def command(self, *words: str) -> str:
+        """What the operator's command prints on this node."""
+        command = [sys.executable, "-m", "fpga_plugin", *words]
+        env = os.environ | {"FPGA_PLUGIN_STATE_DIR": str(self.state_dir)}
+        done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=60, check=False
-        ).stdout
+        )
+        return done.stdout + done.stderr
+
+    async def retry_the_silent(self) -> None:
+        """The operator does: with the blank an accelerator hung twice, which makes it FAULTED."""
+        await self.until(self.side.ready, "3: the plugin registers")
+        journal = self.side.journal()
+        for card in sorted(
+            {card_of(region) for region, row in journal.regions.items() if _is_silent(row)}
+        ):
+            await asyncio.to_thread(self.command, "card", "retry", card)
+            self.said["card retry"] += 1
 
     async def peace(self) -> None:
         """Everything ends, and then nothing is lost: all is Healthy and blank, nobody's.
@@ -536,6 +558,7 @@ class Node:
         for setup in setups:
             self.setup = setup
             self.launch()
+            await self.retry_the_silent()
             await self.until(self.side.all_known, "3: every owner's device Healthy after a restart")
             self.side.known = True
             await self.side.everything_ends()
@@ -579,3 +602,7 @@ async def portion(node: Node, *, kills: int, until: float) -> Violation | None:
     finally:
         node.close()
     return found
+
+
+def _is_silent(row: Mapping[str, Any]) -> bool:
+    return row["condition"] == "FAULTED" and "reads all ones" in row["reason"]

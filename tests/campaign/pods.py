@@ -282,7 +282,8 @@ class PodSide(Side):
     def standing(self) -> str:
         held = {one.ids: one.pod for one in self.kubelet.held.values()}
         healthy = {name: sorted(each.healthy) for name, each in self.kubelet.lists.items()}
-        return f"held {held}, healthy {healthy}, hung {sorted(self.checker.hung)}"
+        hung, journal = sorted(self.checker.hung), self.journal()
+        return f"held {held}, healthy {healthy}, hung {hung}, in the journal {journal}"
 
     def has(self, resource: ResourceName) -> bool:
         connection = self.kubelet.connections.get(resource)
