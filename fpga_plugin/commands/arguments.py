@@ -3,14 +3,19 @@
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from fpga_plugin.errors import MAX_QUOTED, quote
 
 T = TypeVar("T")
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001  # has no other name
-"""What `add_subparsers` returns; it is generic in stubs only."""
+
+class Commands(Protocol):
+    """What `add_subparsers` returns, whose class has no public name."""
+
+    def add_parser(self, name: str, **kwargs: Any) -> argparse.ArgumentParser:
+        """Add a command."""
+
 
 _NO_CHOICE: Final = re.compile(
     r"(?P<what>.*invalid choice: )'(?P<said>.{0,64})' \(choose from (?P<known>.*)\)", re.DOTALL

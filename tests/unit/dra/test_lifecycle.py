@@ -491,18 +491,19 @@ def test_a_file_that_is_written_when_nobody_waits_any_more_does_not_outlive_its_
     assert task.cancelled() if gone else isinstance(task.exception(), NoSuchClaimError)
 
 
+def until_prepared(scene: ClaimScene) -> None:
+    """The journal has it; its file is not written yet."""
+    owners, is_prepared = scene.ledger.claim_owners, scene.ledger.dra.is_prepared
+    scene.until(lambda: A in owners and is_prepared(owners[A]))
+
+
 def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
     scene: ClaimScene,
 ) -> None:
     """Also while its pod still runs, and so its end is not over."""
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
-    scene.until(
-        lambda: (
-            A in scene.ledger.claim_owners
-            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
-        )
-    )
+    until_prepared(scene)
     scene.pod("pod-1")
     scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
@@ -516,12 +517,7 @@ def test_a_claim_that_is_forgotten_while_its_file_is_written_is_told_to_have_end
 ) -> None:
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
-    scene.until(
-        lambda: (
-            A in scene.ledger.claim_owners
-            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
-        )
-    )
+    until_prepared(scene)
     scene.plugin.call(lambda: scene.ledger.dra.end_claim(A))
     scene.plugin.call(lambda: scene.ledger.dra.forget_claim(A))
     scene.plugin.work()
@@ -590,12 +586,7 @@ def test_a_card_that_goes_while_the_file_is_written_leaves_no_file(scene: ClaimS
     region = scene.regions[0]
     scene.allocated(A, region)
     task = scene.prepare()
-    scene.until(
-        lambda: (
-            A in scene.ledger.claim_owners
-            and scene.ledger.dra.is_prepared(scene.ledger.claim_owners[A])
-        )
-    )
+    until_prepared(scene)
     scene.rack.boards[card_of(region)].present = False
     scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card_of(region)))
     scene.plugin.work()
