@@ -230,7 +230,6 @@ class Journal:
             db.executemany(statement, values)
         db.execute(f"PRAGMA user_version = {rows.SCHEMA_VERSION}")
         db.execute("COMMIT")
-        self._writes += 1
 
     def keep(self) -> None:
         """Put the journal back if somebody removed it; what cannot be mended now is logged."""
