@@ -80,7 +80,6 @@ class State:
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         # Derived.
         self.aliases: dict[InterfaceId, Alias] = {}  # what `alias_bindings` says of the present
-        self.renamed = 0  # how often that changed
         self.inherited: set[DeviceId] = set()  # allocated in an earlier run of the plugin
         self._last_number = 0
         self._by_card: dict[CardId, dict[DeviceId, Allocation]] = {}
@@ -196,7 +195,6 @@ class State:
             for name, meaning in self.alias_bindings.items()
             if meaning.current and (parts := aliased_name(name)) is not None and parts.alias
         }
-        self.renamed += 1
         return set(self.cards)
 
     def _apply_claim_owners(self, change: Change) -> set[CardId]:
