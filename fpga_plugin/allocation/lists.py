@@ -120,11 +120,7 @@ class DeviceLists:
         devices = [] if mode is CardMode.WHOLE else [DeviceId(each.id) for each in card.regions]
         if mode is CardMode.FREE:
             devices.append(DeviceId(card.id))
-        named = {
-            device: name
-            for device in devices
-            if device not in ledger.allocations
-            and (name := ledger.naming.present_resource(device)) is not None
-        }
-        wanted = set(filter(self._wanted, set(named.values())))
-        yield from ((device, name) for device, name in named.items() if name in wanted)
+        for device in devices:
+            name = None if device in ledger.allocations else ledger.naming.present_resource(device)
+            if name is not None and self._wanted(name):
+                yield device, name
