@@ -83,7 +83,7 @@ class State:
         self.inherited: set[DeviceId] = set()  # allocated in an earlier run of the plugin
         self._last_number = 0
         self._by_card: defaultdict[CardId, dict[DeviceId, Allocation]] = defaultdict(dict)
-        self._claim_owner_of: dict[DeviceId, ClaimUid] = {}
+        self._claim_owner_of: dict[DeviceId, ClaimOwner] = {}
         # Cards that are open this way (`Tenancy.ways`).
         self._shown_by: defaultdict[str, set[CardId]] = defaultdict(set)
 
@@ -204,7 +204,7 @@ class State:
         changed += change.claim_owners.values()
         _put(self.claim_owners, change.claim_owners)
         in_force = [owner for owner in self.claim_owners.values() if not owner.ended]
-        self._claim_owner_of = {device: one.uid for one in in_force for device in one.devices}
+        self._claim_owner_of = {device: one for one in in_force for device in one.devices}
         return {card_of(device) for one in changed if one is not None for device in one.devices}
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
@@ -236,8 +236,7 @@ class State:
 
     def claim_owner_of(self, device: DeviceId) -> ClaimOwner | None:
         """The ResourceClaim that has a device."""
-        uid = self._claim_owner_of.get(device)
-        return None if uid is None else self.claim_owners[uid]
+        return self._claim_owner_of.get(device)
 
     def pod_allocations(self) -> list[Allocation]:
         """Allocations by the device plugin API, not those of ResourceClaims."""
