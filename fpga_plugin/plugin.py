@@ -17,6 +17,7 @@ from fpga_plugin import __version__
 from fpga_plugin.allocation.journal.journal import Journal
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.neighbours import NO_RINGS
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
@@ -227,7 +228,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         lists=lists,
         queue=queue,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
-        rings=settings.neighbours or (),
+        rings=settings.neighbours or NO_RINGS,
     )
     reconciler = Reconciler(
         ledger=ledger,

@@ -6,7 +6,7 @@ A B C D, two cards of A and B, of D and A, not of A and C.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.allocation.names import card_of
@@ -14,6 +14,8 @@ from fpga_plugin.ids import CardId, device_order
 
 Rings: TypeAlias = tuple[tuple[CardId, ...], ...]
 """Cards in the order in which they are cabled; the last is the first one's neighbour, too."""
+
+NO_RINGS: Final[Rings] = ()
 
 
 def adjacent(

@@ -28,7 +28,7 @@ from collections.abc import Set as AbstractSet
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.allocation.names import card_of, is_card
-from fpga_plugin.allocation.neighbours import Rings, adjacent
+from fpga_plugin.allocation.neighbours import NO_RINGS, Rings, adjacent
 from fpga_plugin.ids import CardId, DeviceId, device_order
 
 MAX_NODE_SETS = 200
@@ -41,7 +41,7 @@ def preferred(
     must_include: Sequence[str],
     size: int,
     *,
-    rings: Rings = (),
+    rings: Rings = NO_RINGS,
 ) -> list[str]:
     """Choose `size` of `available`, `must_include` first.
 

@@ -13,7 +13,7 @@ from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.allocation.neighbours import Rings
+from fpga_plugin.allocation.neighbours import NO_RINGS, Rings
 from fpga_plugin.allocation.preferred import preferred
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.owners import Owners
@@ -48,7 +48,7 @@ class QuickCalls:
         lists: DeviceLists,
         queue: CardQueue,
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
-        rings: Rings = (),
+        rings: Rings = NO_RINGS,
     ) -> None:
         self._ledger = ledger
         self._owners = owners
