@@ -14,8 +14,7 @@ from typing import Any
 import structlog
 from grpclib.server import Stream
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.lists import AdvertisedDevice, DeviceLists
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.kubernetes.names import ResourceName

@@ -170,6 +170,10 @@ class MissedPreStarts:
                 continue
             self.found.add(key)
             unscrubbed = entry.devices & self._unscrubbed
+            what = "not programmed again; restart the container if that matters"
+            if unscrubbed:
+                what = "still held what an earlier pod left; delete the pod"
+            what = f"{', '.join(sorted(unscrubbed or entry.devices)[:3])} {what}"
             log.warning(
                 "container started without PreStart",
                 pod=uid,
@@ -179,10 +183,8 @@ class MissedPreStarts:
                 devices=sorted(entry.devices),
                 started=started,
                 unscrubbed=sorted(unscrubbed),
-                hint="kubelet restarted without PreStart while an earlier pod's data was still"
-                " on the region: delete the pod"
-                if unscrubbed
-                else "kubelet restarted without PreStart; its region was neither scrubbed nor"
-                " programmed again: restart the container if that matters",
+                hint=what,
             )
-            self._recorder.missed_prestart(pod, entry.container, entry.devices, unscrubbed)
+            note = f"container {entry.container} was started without PreStart after kubelet's"
+            note += f" restart: {what}"
+            self._recorder.about_pod(uid, pod.full_name, "FpgaNotProgrammed", note)

@@ -19,7 +19,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Server
 
 from fpga_plugin.allocation.calls import AllocateAnswer
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.hardware.grant import Mount

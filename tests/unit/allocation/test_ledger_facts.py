@@ -162,9 +162,6 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
         prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", aliases=True
     )
     assert ledger.alias_bindings == {mine: meaning}
-    renamed = ledger.renamed
-    ledger.commit(Change(alias_bindings={mine: replace(meaning, current=False)}))
-    assert ledger.renamed > renamed, "the lists are made again"
 
 
 # ------------------------------------------------------------------ who hears of it

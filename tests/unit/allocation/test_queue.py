@@ -180,7 +180,6 @@ def test_the_end_of_a_queue_with_nothing_to_do_is_no_error(world: World):
     world.call(lambda: world.queue.add_later(CARD, 1.0))
     world.idle = True
     world.pass_time(1)
-    assert not world.queue._timers, "a timer that is over is kept by nobody"
     ending = world.loop.create_task(world.queue.close())
     world.loop.settle()
     assert ending.result() is None
@@ -205,4 +204,5 @@ def test_the_end_waits_for_work_that_runs_and_begins_none(world: World):
     world.call(lambda: world.held.set_result(None))
     assert ending.done()
     world.add(OTHER)
+    world.pass_time(1)
     assert world.looks == [CARD]

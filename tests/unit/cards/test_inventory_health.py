@@ -70,7 +70,10 @@ class Node:
             cards=CardSelection(),
             interval=0.0,
             recorder=EventRecorder(
-                None, node_name=None, pods=PodDirectory(kubelet_dir="/nowhere", prefix="x")
+                None,
+                node_name=None,
+                pods=PodDirectory(kubelet_dir="/nowhere", prefix="x"),
+                observer=None,
             ),
             reads=CardReads(),
         )

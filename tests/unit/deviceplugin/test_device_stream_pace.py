@@ -4,7 +4,7 @@ import asyncio
 
 from doubles import LIMIT
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.deviceplugin.device_stream import AT_ONCE, PAUSE, DeviceStreams
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.ids import DeviceId

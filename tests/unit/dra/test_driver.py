@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from doubles import LIMIT
@@ -157,7 +158,7 @@ def make(root: Path, ledger: Ledger) -> Callable[[], DraDriver]:
         operations, nothing = SimpleNamespace(ledger=ledger), SimpleNamespace()
         queue = CardQueue(interval=LIMIT)
         queue.sync()
-        recorder = EventRecorder(None, node_name="node-a", pods=nothing)  # type: ignore[arg-type]
+        recorder = EventRecorder(None, node_name="node-a", pods=nothing, observer=Mock())  # type: ignore[arg-type]
         rest: list[Any] = [operations, nothing, nothing, queue, nothing, recorder, nothing]
         return DraDriver(SETTINGS, *rest)
 
