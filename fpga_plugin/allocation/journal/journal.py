@@ -86,9 +86,6 @@ class Journal:
         self.path = path
         self.doubt = ""
         self.set_aside: str | None = None
-        self.left_out: tuple[str, ...] = ()
-        self._inodes: tuple[Inode | None, Inode | None] = (None, None)
-        self._commits = 0
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
         self._fold_failed = False
