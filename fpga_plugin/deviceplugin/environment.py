@@ -83,8 +83,8 @@ class StockEnvironment:
             asks = await self._next.find(identity, devices, holders, answer, fresh=fresh)
             container = asks.name
         asks.check()
-        unknown = {} if container else {k: v for one in holders for k, v in one.unknown.items()}
-        return replace(identity, container=container), {**unknown, **asks.unknown, **asks.env}
+        others = {} if container else {k: v for one in holders for k, v in one.env.items()}
+        return replace(identity, container=container), {**others, **asks.env}
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """A PreStart is answered with OK; `identity` is what `ask` returned."""

@@ -93,9 +93,8 @@ class ClaimTargets:
                 name=PodName(pod.namespace, pod.name),
             )
             # Names of bitstreams become ids here, so that a class's pin is held against ids.
-            env = {**container.unknown, **container.env}
             ids = [one.device for one in devices]
-            requests = await self._targets.requests(identity, ids, env)
+            requests = await self._targets.requests(identity, ids, container.env)
             for region, request in assign(requests, self._targets.interfaces(ids)).items():
                 target = (
                     DeviceTarget()

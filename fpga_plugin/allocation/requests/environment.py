@@ -22,7 +22,7 @@ from fpga_plugin.allocation.requests.parse import (
     FpgaRequest,
     is_request_variable,
 )
-from fpga_plugin.allocation.requests.unknown_variables import is_unknown_variable, requests_in
+from fpga_plugin.allocation.requests.unknown_variables import PREFIX, requests_in
 from fpga_plugin.errors import InvalidRequestError, quote
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 
@@ -50,9 +50,8 @@ class ContainerRequests:
     Attributes:
         name: of the container.
         passes_on: a plain init container: others may have its devices after it.
-        env: its FPGA_* request variables.
-        unknown: its FPGA_* variables that mean nothing; only their names count.
-        volatile: a label or annotation is in `env`: these may change while the pod lives.
+        env: its FPGA_* variables, those that mean nothing among them; only names count of these.
+        volatile: a label or annotation is in a request: these may change while the pod lives.
         requests: what they ask for.
         wrong: message, hint and `asked` of the error that its variables are; None: there is none.
     """
@@ -60,7 +59,6 @@ class ContainerRequests:
     name: str
     passes_on: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
     volatile: bool = False
     requests: tuple[FpgaRequest, ...] = ()
     wrong: tuple[str, str, str] | None = None
@@ -103,7 +101,7 @@ def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
         asks = ContainerRequests(container.name)
         try:
             asks = request_variables(pod, container)
-            asks = replace(asks, requests=requests_in({**asks.env, **asks.unknown}))
+            asks = replace(asks, requests=requests_in(asks.env))
         except InvalidRequestError as error:
             asks = replace(asks, wrong=(error.message, error.hint, error.asked))
         lasting = lasting and not asks.volatile
@@ -144,8 +142,7 @@ def request_variables(pod: Pod, container: Container) -> ContainerRequests:
         )
     return ContainerRequests(
         container.name,
-        env={name: value.text for name, value in requests.items()},
-        unknown={n: value.text for n, value in values.items() if is_unknown_variable(n, "")},
+        env={name: value.text for name, value in values.items() if name.startswith(PREFIX)},
         volatile=any(value.volatile for value in requests.values()),
     )
 

@@ -609,16 +609,6 @@ def test_nobody_else_reads_a_journal_or_its_log(tmp_path) -> None:
     assert set(found.values()) == {0o600}
 
 
-def test_a_journal_of_an_earlier_version_is_closed_to_others(tmp_path) -> None:
-    path = str(tmp_path / "journal.sqlite3")
-    Journal(path).write(Change(drained={CARD.id: True}))  # not closed, as after a crash: with a log
-    (tmp_path / "journal.sqlite3.unreadable").touch()
-    for file in tmp_path.iterdir():
-        file.chmod(0o644)
-    assert CARD.id in Journal(path).snapshot.drained
-    assert set(modes(tmp_path).values()) == {0o600}
-
-
 def test_a_journal_that_is_set_aside_or_put_back_is_closed_to_others_too(tmp_path) -> None:
     path = tmp_path / "journal.sqlite3"
     journal = Journal(str(path))
