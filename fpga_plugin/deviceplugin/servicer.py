@@ -1,8 +1,8 @@
-"""The calls of one resource: kubelet's messages to `QuickCalls` and `PreStarts`, and their answers.
+"""The calls of one resource: kubelet's messages to `DevicePlugin`, and their answers.
 
 Decoding is lenient (a truncated message parses as a shorter one), so this module checks what has to
-be there: it refuses Allocate and PreStartContainer without device ids. Those two check what the
-ids mean. Deallocate and PostStopContainer answer OK even without ids, because kubelet could do
+be there: it refuses Allocate and PreStartContainer without device ids. `DevicePlugin` checks what
+the ids mean. Deallocate and PostStopContainer answer OK even without ids, because kubelet could do
 nothing about a refusal.
 
 Each answer is logged, and an observer gets it: method, devices, status, message and time.
@@ -12,7 +12,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import structlog
 from grpclib.const import Cardinality, Handler, Status
@@ -24,7 +26,7 @@ from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
-from fpga_plugin.ids import DeviceId, parse_device_id
+from fpga_plugin.ids import DeviceId, is_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import WENT_AWAY, statuses
 from fpga_plugin.kubernetes.messages.v1beta1 import (
@@ -66,20 +68,11 @@ logs its end, even if kubelet makes no call for it."""
 _log = structlog.get_logger()
 
 
-class CallObserver(Protocol):
-    """Called after every answered call but ListAndWatch, on the event loop; must not block."""
+CallObserver = Callable[[str, ResourceName, Sequence[DeviceId], Status, str, float], None]
+"""Called after every answered call but ListAndWatch, on the event loop; must not block.
 
-    def __call__(  # noqa: PLR0917  # observers name their parameters as they like
-        self,
-        method: str,
-        resource: ResourceName,
-        devices: Sequence[DeviceId],
-        status: Status,
-        message: str,
-        seconds: float,
-        /,
-    ) -> None:
-        """`devices` are the call's valid ids; `message` is the operator's, and empty when OK."""
+Its arguments are the method, the resource, the call's valid ids, the status, what the operator
+should know (empty when OK), and the seconds that it took."""
 
 
 @dataclass(slots=True)
@@ -95,9 +88,9 @@ class _Call:
     def time_left(self) -> float | None:
         return None if self.deadline is None else self.deadline.time_remaining()
 
-    def names(self, ids: Iterable[str]) -> None:
+    def names(self, *containers: Iterable[str]) -> None:
         """Note the call's devices; text that is no device id stays out of the logs."""
-        self.devices += tuple(device for text in ids if (device := _device_id(text)) is not None)
+        self.devices = tuple(map(DeviceId, filter(is_device_id, chain(*containers))))
 
 
 _Stream = Stream[Any, Any]
@@ -120,7 +113,7 @@ class Servicer:
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
-        self._calls, self._prestarts = api.calls, api.prestarts
+        self._api = api
         self._streams = streams
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
@@ -148,7 +141,7 @@ class Servicer:
         )
         mapping = {
             f"/{SERVICE}/{method}": Handler(
-                self._handler(method, answer), Cardinality.UNARY_UNARY, request, reply
+                partial(self._serve, method, answer), Cardinality.UNARY_UNARY, request, reply
             )
             for method, request, reply, answer in unary
         }
@@ -157,26 +150,15 @@ class Servicer:
         )
         return mapping
 
-    def _handler(self, method: str, answer: _Unary) -> Callable[[_Stream], Awaitable[None]]:
-        async def handler(stream: _Stream) -> None:
-            call = _Call(method, stream.deadline)
-
-            async def served() -> None:
-                reply = await answer(await receive(stream), call)
-                await stream.send_message(reply)
-
-            await self._serve(call, served())
-
-        return handler
-
-    async def _serve(self, call: _Call, served: Awaitable[None]) -> None:
+    async def _serve(self, method: str, answer: _Unary, stream: _Stream) -> None:
         """Run one call; turn errors into statuses; report the outcome."""
         self._track()
-        started = time.monotonic()
+        call, started = _Call(method, stream.deadline), time.monotonic()
         status, message = Status.OK, ""
         try:
-            with statuses(call.method):
-                await served
+            with statuses(method):
+                reply = await answer(await receive(stream), call)
+                await stream.send_message(reply)
         except GRPCError as error:
             known = error.__cause__
             operators = isinstance(known, FpgaPluginError)
@@ -226,7 +208,7 @@ class Servicer:
         self, request: PreferredAllocationRequest, call: _Call
     ) -> PreferredAllocationResponse:
         chosen = [
-            self._calls.preferred(
+            self._api.preferred(
                 self._resource,
                 container.available_deviceIDs,
                 container.must_include_deviceIDs,
@@ -234,8 +216,7 @@ class Servicer:
             )
             for container in request.container_requests
         ]
-        for ids in chosen:
-            call.names(ids)
+        call.names(*chosen)
         return PreferredAllocationResponse(
             container_responses=[
                 ContainerPreferredAllocationResponse(device_i_ds=ids) for ids in chosen
@@ -244,15 +225,14 @@ class Servicer:
 
     async def _allocate(self, request: AllocateRequest, call: _Call) -> AllocateResponse:
         containers = [container.devices_ids for container in request.container_requests]
-        for ids in containers:
-            call.names(ids)
+        call.names(*containers)
         if not containers:
             raise InvalidRequestError("Allocate names no container")
         for ids in containers:
             _require_ids(call.method, ids)
         return AllocateResponse(
             container_responses=[
-                _container_response(self._calls.allocate(self._resource, ids)) for ids in containers
+                _container_response(self._api.allocate(self._resource, ids)) for ids in containers
             ]
         )
 
@@ -261,7 +241,7 @@ class Servicer:
     ) -> PreStartContainerResponse:
         call.names(request.devices_ids)
         _require_ids(call.method, request.devices_ids)
-        await self._prestarts.serve(
+        await self._api.prestarts.serve(
             self._resource, request.devices_ids, request.env, call.time_left, call.caller
         )
         return PreStartContainerResponse()
@@ -269,16 +249,15 @@ class Servicer:
     async def _poststop(self, request: PostStopContainerRequest, call: _Call) -> Empty:
         call.names(request.devices_i_ds)
         if ids := [text for text in request.devices_i_ds if text]:
-            self._calls.poststop(self._resource, ids)
+            self._api.poststop(self._resource, ids)
         return Empty()
 
     async def _deallocate(self, request: DeallocateRequest, call: _Call) -> Empty:
         containers = [container.devices_i_ds for container in request.container_requests]
-        for named in containers:
-            call.names(named)
+        call.names(*containers)
         for named in containers:
             if ids := [text for text in named if text]:
-                self._calls.deallocate(self._resource, ids)
+                self._api.deallocate(self._resource, ids)
         return Empty()
 
     async def _list_and_watch(self, stream: _Stream) -> None:
@@ -320,10 +299,3 @@ def _container_response(given: AllocateAnswer) -> ContainerAllocateResponse:
         ],
         cdi_devices=[CdiDevice(name=name) for name in given.cdi_devices],
     )
-
-
-def _device_id(text: str) -> DeviceId | None:
-    try:
-        return parse_device_id(text)
-    except ValueError:
-        return None
