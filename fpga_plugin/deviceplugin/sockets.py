@@ -59,21 +59,19 @@ def listen(directory: str) -> tuple[socket.socket, str]:
     Raises:
         KubeletDirectoryError: it cannot be made.
     """
-    try:
-        while True:
-            name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
-            try:
-                with socket_path(directory, name) as path:
-                    return listen_on(path), name
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-    except OSError as error:
-        check_directory(directory)
-        raise KubeletDirectoryError(
-            f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
-            hint=_WRITABLE,
-        ) from error
+    while True:
+        name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
+        try:
+            with socket_path(directory, name) as path:
+                return listen_on(path), name
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            check_directory(directory)
+            raise KubeletDirectoryError(
+                f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
+                hint=_WRITABLE,
+            ) from error
 
 
 def remove_socket(directory: str, name: str) -> None:
