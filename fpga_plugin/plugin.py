@@ -47,7 +47,7 @@ from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import DevicePlugin, QuickCalls
+from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
@@ -221,15 +221,6 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    lists = DeviceLists(ledger, advertise=settings.advertise)
-    calls = QuickCalls(
-        ledger=ledger,
-        owners=owners,
-        lists=lists,
-        queue=queue,
-        cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
-        rings=settings.neighbours or NO_RINGS,
-    )
     reconciler = Reconciler(
         ledger=ledger,
         queue=queue,
@@ -242,7 +233,16 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         ),
         pods_socket=settings.pods_socket,
     )
-    return DevicePlugin(lists, calls, prestarts, owners, reconciler)
+    return DevicePlugin(
+        ledger=ledger,
+        owners=owners,
+        lists=DeviceLists(ledger, advertise=settings.advertise),
+        queue=queue,
+        prestarts=prestarts,
+        reconciler=reconciler,
+        cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
+        rings=settings.neighbours or NO_RINGS,
+    )
 
 
 class Plugin:

@@ -17,7 +17,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -29,9 +29,7 @@ from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
-
-if TYPE_CHECKING:
-    from fpga_plugin.kubernetes.pod import Pod  # only where a pod was read
+from fpga_plugin.kubernetes.pod import Pod
 
 log = structlog.get_logger()
 
@@ -159,7 +157,7 @@ class MissedPreStarts:
         allocations, activity = self._ledger.allocations, self._ledger.activity
         return device in allocations and activity[device] == self._before.get(device, 0)
 
-    def _judge(self, uid: PodUid, pod: "Pod", entries: list[CheckpointEntry], birth: float) -> None:
+    def _judge(self, uid: PodUid, pod: Pod, entries: list[CheckpointEntry], birth: float) -> None:
         for entry in entries:
             opened = self._opened.get(entry.resource)
             started = pod.state(entry.container).started

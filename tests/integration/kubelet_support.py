@@ -82,7 +82,7 @@ class Calls:
     """Plays `DevicePlugin` with all of its parts: notes calls, answers what the test says."""
 
     def __init__(self, changes: Changes) -> None:
-        self.lists = self.calls = self.prestarts = self.reconciler = self
+        self.lists = self.prestarts = self.reconciler = self
         self.listed: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}
         self.subscribers: list[Callable[[], None]] = []
         self.called: list[tuple] = []

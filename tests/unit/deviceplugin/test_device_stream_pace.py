@@ -19,6 +19,10 @@ class Calls:
     def __init__(self):
         self.generation = 0
 
+    def subscribe(self, changed):
+        self.changed = changed
+        return lambda: None
+
     def devices(self, _resource):
         return (AdvertisedDevice(DeviceId(f"0000-10-00.0-p{self.generation}"), True, None),)
 
@@ -49,7 +53,7 @@ async def fed(story):
 
     def change():
         calls.generation += 1
-        streams.changed()
+        calls.changed()
         return encode_list(calls.devices(RESOURCE))
 
     try:
