@@ -300,7 +300,7 @@ class Plugin:
         queue.start(self.scrubber)
         # Kubelet's calls.
         owners = Owners(ledger, node.cgroups, node.pods)
-        preparer = Preparer(operations, recovery, queue, node.reads)
+        preparer = Preparer(operations, recovery, node.reads)
         self.debugging = Debugging(
             operations,
             node.pods,

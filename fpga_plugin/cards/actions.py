@@ -156,9 +156,10 @@ class CardActions:
         async with workers.lock(card_id):
             await self._check_unused(card_id)
             await workers.run(card_id, backend.make_functions, card_id, make=make)
+            functions = await workers.run(card_id, backend.functions, card_id)
         log.info("virtual functions made" if make else "virtual functions removed", card=card_id)
         await self._inventory.rescan(card_id)
-        return tuple(await workers.run(card_id, backend.functions, card_id))
+        return tuple(functions)
 
     async def _check_unused(self, card_id: CardId) -> None:
         """Check that a card whose functions come or go is not in use. The lock is held.
