@@ -294,8 +294,8 @@ class Plugin:
         recovery = self.recovery = Recovery(
             settings.recovery, operations=operations, inventory=inventory, link=link, queue=queue
         )
-        self.actions = CardActions(operations, recovery, inventory, queue)
-        self.by_hand = HandProgrammer(operations, node.store, queue)
+        self.actions = CardActions(operations, recovery, inventory)
+        self.by_hand = HandProgrammer(operations, node.store)
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.

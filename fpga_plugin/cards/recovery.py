@@ -164,11 +164,14 @@ class Recovery:
         operations.begin(card, regions)
         ledger.work.working(regions)
         report.scrubbed = True
+
+        def reset() -> None:
+            with steps.timed(report, "reset card"):
+                operations.backend.reset(card)
+
         try:
             ledger.hardware.set_rebinding(card.id, rebinding=True)
-            await operations.step(
-                card, report, lambda: steps.reset_card(operations.backend, card, report), pr=True
-            )
+            await operations.step(card, report, reset, pr=True)
             # Its node may be another one by now: no container may get the former one.
             await self._inventory.look(card.id)
             ledger.hardware.set_rebinding(card.id, rebinding=False)
