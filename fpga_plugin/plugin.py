@@ -294,13 +294,13 @@ class Plugin:
         recovery = self.recovery = Recovery(
             settings.recovery, operations=operations, inventory=inventory, link=link, queue=queue
         )
-        self.actions = CardActions(operations, recovery, inventory, queue)
-        self.by_hand = HandProgrammer(operations, node.store, queue)
+        self.actions = CardActions(operations, recovery, inventory)
+        self.by_hand = HandProgrammer(operations, node.store)
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
         owners = Owners(ledger, node.cgroups, node.pods)
-        preparer = Preparer(operations, recovery, queue, node.reads)
+        preparer = Preparer(operations, recovery, node.reads)
         self.debugging = Debugging(
             operations,
             node.pods,

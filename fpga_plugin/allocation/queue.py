@@ -39,9 +39,6 @@ class Outcome(enum.Enum):
 class CardWorker(Protocol):
     """Does the work on a card."""
 
-    def has_work(self, card: CardId) -> bool:
-        """Whether the card is worth a task; takes microseconds."""
-
     async def work(self, card: CardId) -> Outcome:
         """Look at the card, and do the work that is due.
 
@@ -102,7 +99,7 @@ class CardQueue:
             return
         if (again := self._again.get(card)) is not None:
             again.set()
-        elif self._worker.has_work(card):
+        else:
             self._again[card] = asyncio.Event()
             work = self._run(self._worker, card)
             self._tasks[card] = asyncio.create_task(work, name=f"release {card}")

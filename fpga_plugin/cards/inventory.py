@@ -218,8 +218,7 @@ class Inventory:
     async def rescan(self, card_id: CardId) -> None:
         """Scan one card again, with its health signals; takes the card's lock for these."""
         await self.look(card_id)
-        if card_id in self._ledger.cards:
-            await self.check(card_id)
+        await self.check(card_id)
 
     async def look(self, card_id: CardId) -> None:
         """Scan one card again, without its health signals."""

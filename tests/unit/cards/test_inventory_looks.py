@@ -840,7 +840,8 @@ def test_a_guard_that_is_missing_is_restored_at_once_and_the_node_hears_of_it(
     region = look.scene.regions[0]
     if owned:
         resource, _ = resource_names(PREFIX, look.ledger.cards[look.one].interface_id)
-        look.ledger.device_plugin.allocate(resource, [DeviceId(region)])
+        devices = [DeviceId(region)]
+        look.plugin.call(lambda: look.ledger.device_plugin.allocate(resource, devices))
     look.run(look.inventory.check(look.one))
     assert (guarded, look.told) == ([], [])
     look.unguarded = "the mask of its mailbox is 0x0"

@@ -326,16 +326,14 @@ def test_a_claim_is_this_plugins_by_its_driver_or_by_its_devices(scene: RecordSc
             driver if known and gone not in names else None
         )
         assert scene.ledger.unreconciled == ({card_of(one)} if known and gone in names else set())
-    scene.ledger.dra.adopt_claim(
-        replace(
-            scene.ledger.claim_owners[A],
-            uid=B,
-            driver="former.example.com",
-            devices=(DeviceId(other),),
-            requests={DeviceId(other): ("fpga",)},
-        ),
-        [],
+    second = replace(
+        scene.ledger.claim_owners[A],
+        uid=B,
+        driver="former.example.com",
+        devices=(DeviceId(other),),
+        requests={DeviceId(other): ("fpga",)},
     )
+    scene.plugin.call(lambda: scene.ledger.dra.adopt_claim(second, []))
     scene.rack.boards[card_of(other)].present = False
     scene.plugin.begin(scene.plugin.hardware.scan())
     scene.plugin.work()
