@@ -75,21 +75,6 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
-    """One device of ours.
-
-    Attributes:
-        request: name of the claim's request, without that of a subrequest.
-        subrequest: with it (`main/sub`); the same where there is none.
-        device: card or region.
-    """
-
-    request: str
-    subrequest: str
-    device: DeviceId
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """An entry of the allocation's config, for us.
 
@@ -109,36 +94,33 @@ class ResourceClaim:
     """A claim with devices of ours.
 
     Attributes:
-        ref: which.
-        devices: in the order of the allocation.
+        owner: which claim, and its devices as they are allocated now.
         configs: in order; those of classes come first.
         pods: for which it is reserved, those known now.
         pod: the pod whose extended resources it stands for; None: it is no such claim.
         names: the pods' valid names.
-        pod_claim: the pod's name for it, if a template made it; empty: none did.
         reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
             such as a group of pods, counts as one that lives.
         only_for_pods: whether `pods` are all for whom it is reserved.
     """
 
-    ref: ClaimRef
-    devices: tuple[Allocated, ...]
+    owner: ClaimOwner
     configs: tuple[Config, ...] = ()
     pods: frozenset[PodUid] = frozenset()
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
     reserved: bool = False
     only_for_pods: bool = False
-    pod_claim: str = ""
 
     @property
     def users(self) -> frozenset[PodUid]:
         """All pods known now that may use it."""
         return self.pods if self.pod is None else self.pods | {self.pod[1]}
 
-    def of(self, one: Allocated, *, from_class: bool) -> list[RegionConfig]:
-        """The entries that apply to a device."""
-        names = {one.request, one.subrequest}
+    def of(self, device: DeviceId, *, from_class: bool) -> list[RegionConfig]:
+        """The entries that apply to a device: they name its request, with a subrequest or not."""
+        requests = self.owner.requests[device]
+        names = {*requests, *(self.owner.subrequests.get(one, one) for one in requests)}
         return [
             entry.config
             for entry in self.configs
@@ -287,9 +269,25 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         )
     if len(results) > MAX_RESULTS:
         raise RefusedError(f"{ref} has {len(results)} devices of {driver}")
+    # A device of several requests is listed for each.
+    requests: dict[DeviceId, dict[str, None]] = {}
+    subrequests: dict[str, str] = {}
+    for one in results:
+        request, slash, _ = one.request.partition("/")
+        requests.setdefault(_device(one, ref, node), {})[request] = None
+        if slash:
+            subrequests[request] = one.request
     return ResourceClaim(
-        ref,
-        tuple(_allocated(one, ref, node) for one in results),
+        ClaimOwner(
+            uid=ref.uid,
+            namespace=ref.namespace,
+            name=ref.name,
+            devices=tuple(requests),
+            requests={device: tuple(names) for device, names in requests.items()},
+            driver=driver,
+            subrequests=subrequests,
+            pod_claim=(claim.metadata.annotations or {}).get(POD_CLAIM, ""),
+        ),
         tuple(
             Config(
                 one.source == "FromClass",
@@ -304,7 +302,6 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         _names(claim.status.reservedFor or (), ref),
         bool(claim.status.reservedFor),
         len(pods) == len(claim.status.reservedFor or ()),
-        (claim.metadata.annotations or {}).get(POD_CLAIM, ""),
     )
 
 
@@ -318,7 +315,7 @@ def _names(consumers: Iterable[_Consumer], ref: ClaimRef) -> dict[PodUid, PodNam
     return names
 
 
-def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
+def _device(result: _Result, ref: ClaimRef, node: str) -> DeviceId:
     if result.adminAccess:
         raise RefusedError(
             f"{ref}: request {quote(result.request)} has adminAccess, and the scheduler does not"
@@ -328,10 +325,9 @@ def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
     if result.pool != node:
         raise RefusedError(f"{ref} has devices of pool {quote(result.pool)} and of node {node}")
     try:
-        device = parse_device_name(result.device)
+        return parse_device_name(result.device)
     except ValueError as error:
         raise UnknownDeviceError(f"{ref}: {quote(result.device)} is {error}") from error
-    return Allocated(result.request.partition("/")[0], result.request, device)
 
 
 def _pod(claim: _Claim, ref: ClaimRef) -> tuple[PodName, PodUid] | None:

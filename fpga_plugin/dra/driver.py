@@ -181,7 +181,6 @@ class DraDriver:
             permission=permission,
             files=files,
             ends=ends,
-            driver=driver,
             cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         self.reconciler = ClaimReconciler(

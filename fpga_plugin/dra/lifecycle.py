@@ -19,8 +19,9 @@ answer comes once its taint is published, else the next claim would get the regi
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 import structlog
@@ -122,7 +123,6 @@ class ClaimLifecycle:
         permission: the operator's policy.
         files: for the container runtime.
         ends: ends claims.
-        driver: our name.
         cdi_devices: what the operator adds.
 
     Attributes:
@@ -142,7 +142,6 @@ class ClaimLifecycle:
         permission: Permission,
         files: ClaimFiles,
         ends: ClaimEnds,
-        driver: str,
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
     ) -> None:
         self._operations = operations
@@ -155,7 +154,6 @@ class ClaimLifecycle:
         self._permission = permission
         self._files = files
         self._ends = ends
-        self._driver = driver
         self._cdi_devices = cdi_devices
         self._work: dict[ClaimUid, _Work] = {}
         self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
@@ -253,8 +251,8 @@ class ClaimLifecycle:
         if work.claim is None:
             work.claim = await work.still(self._claims.get(ref))
         claim = self._read[ref.uid] = work.claim
-        owner = self._holder(claim)
-        await self._withdraw_unless(claim, partial(_has_devices, owner))
+        owner = replace(claim.owner, file=self._files.path(ref.uid))
+        await self._withdraw_unless(claim, lambda had: {**had.requests} == {**owner.requests})
         if not self._queue.synced and not self._stands(ref.uid):
             raise NotFinishedError(
                 f"{ref}: kubelet's record of claims was not read yet",
@@ -283,7 +281,7 @@ class ClaimLifecycle:
             "claim prepared",
             **ref.logged,
             devices=owner.devices,
-            requests=sorted({one.request for one in claim.devices}),
+            requests=sorted({*chain(*owner.requests.values())}),
             pods=sorted(ledger.pods_of(owner.devices)),
             bitstreams={
                 region: None if one is None else one.bitstream_id
@@ -316,28 +314,6 @@ class ClaimLifecycle:
             for device in owner.devices
         )
 
-    def _holder(self, claim: ResourceClaim) -> ClaimOwner:
-        """A claim as it is allocated now."""
-        requests: dict[DeviceId, dict[str, None]] = {}
-        for one in claim.devices:
-            requests.setdefault(one.device, {})[one.request] = None
-        uid = claim.ref.uid
-        return ClaimOwner(
-            uid=uid,
-            namespace=claim.ref.namespace,
-            name=claim.ref.name,
-            devices=tuple(requests),
-            requests={device: tuple(names) for device, names in requests.items()},
-            driver=self._driver,
-            file=self._files.path(uid),
-            subrequests={
-                one.request: one.subrequest
-                for one in claim.devices
-                if one.subrequest != one.request
-            },
-            pod_claim=claim.pod_claim,
-        )
-
     def _stands(self, uid: ClaimUid) -> bool:
         """Whether a claim's preparation in this boot still holds."""
         ledger = self._ledger
@@ -363,10 +339,9 @@ class ClaimLifecycle:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        owner = self._ledger.claim_owners.get(claim.ref.uid)
+        owner = self._ledger.claim_owners.get(claim.owner.uid)
         if owner is not None and self._ledger.dra.is_prepared(owner) and not same(owner):
-            devices = dict.fromkeys(one.device for one in claim.devices)
-            why = f"it asks for something else now, on {', '.join(devices)}"
+            why = f"it asks for something else now, on {', '.join(claim.owner.devices)}"
             await self._files.withdraw(owner, why)
 
     async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
@@ -380,16 +355,17 @@ class ClaimLifecycle:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        uid, now = claim.ref.uid, {one.device for one in claim.devices}
+        ref, now = ClaimRef.of(claim.owner), claim.owner.devices
+        uid = ref.uid
         if not self._ledger.dra.left_behind(uid, now):
             return
         # One that was adopted has its file still.
         await self._files.remove(uid, self._ledger.claim_owners[uid])
-        await work.still(self._check_users(claim.ref))
+        await work.still(self._check_users(ref))
         left = self._ledger.dra.left_behind(uid, now)
         for card in self._ledger.dra.leave(uid, now):
             self._queue.add(card)
-        log.info("claim left devices", **claim.ref.logged, devices=list(left))
+        log.info("claim left devices", **ref.logged, devices=list(left))
 
     async def _check_policy(
         self,
@@ -405,10 +381,10 @@ class ClaimLifecycle:
             NotFinishedError: a card changed since the targets of its regions were decided.
         """
         of_resources: dict[ResourceName, list[DeviceId]] = {}
-        for one in claim.devices:
-            if (resource := self._ledger.naming.present_resource(one.device)) is None:
-                raise unknown_device(one.device)
-            of_resources.setdefault(resource, []).append(one.device)
+        for device in claim.owner.devices:
+            if (resource := self._ledger.naming.present_resource(device)) is None:
+                raise unknown_device(device)
+            of_resources.setdefault(resource, []).append(device)
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
         identity = Identity(name=PodName(ref.namespace, ref.name))
         for resource, devices in of_resources.items():
@@ -478,11 +454,6 @@ class ClaimLifecycle:
             work.ended = True
         if works:
             await asyncio.wait([work.task for work in works])
-
-
-def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
-    """Whether a claim has the devices that it had, for the same requests."""
-    return {**had.requests} == {**now.requests}
 
 
 def _prepared(request: FpgaRequest | None, target: Target | None) -> Prepared:

@@ -9,13 +9,13 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
 from ledger_support import make_ledger, reopened
-from test_dra_steps import A, prepare
+from test_dra_steps import A, owner, prepare
 
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
-from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
+from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
 from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.errors import (
     NoSourceError,
@@ -100,7 +100,7 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
     assert ledger.naming.device_resource(P0) == REGIONS
     life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
     ref = ClaimRef(A, "team-b", "c")
-    allocation = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
+    allocation = ResourceClaim(owner(A, P0))
 
     def check(interface_id) -> None:
         wish = FpgaRequest(suffix="", interface_id=interface_id, bitstream_id=BitstreamId(AFU))

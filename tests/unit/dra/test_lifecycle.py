@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
+from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT
 from ledger_scene import RememberedImages, Scene, scenes
 from ledger_support import MemoryJournal, tenancy, trouble
 from ledger_world import Plugin, Pod, Rack, make_boards
@@ -24,7 +24,7 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.cards.prepare import Plan
-from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.claim import ClaimRef, Config, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
@@ -171,8 +171,14 @@ class ClaimScene(Scene):
             else (Config(False, frozenset(), RegionConfig(bitstream=BitstreamId(wants))),)
         )
         claim = self.server.claims[uid] = ResourceClaim(
-            ref(uid),
-            tuple(Allocated(request, request, DeviceId(one)) for one in devices),
+            ClaimOwner(
+                uid,
+                "space",
+                ref(uid).name,
+                tuple(map(DeviceId, devices)),
+                dict.fromkeys(map(DeviceId, devices), (request,)),
+                PREFIX,
+            ),
             config,
             frozenset(map(PodUid, pods)),
             reserved=bool(pods),
@@ -653,9 +659,7 @@ def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_e
     assert "claim withdrawn" in scene.logged
     assert scene.rack.done == []
     scene.plugin.work()
-    assert {answer.device for answer in task.result()} == {
-        one.device for one in scene.server.claims[A].devices
-    }
+    assert {answer.device for answer in task.result()} == {*scene.server.claims[A].owner.devices}
     assert scene.file()
     if change == "bitstream":
         assert scene.afu(one) == OTHER
@@ -1234,10 +1238,11 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
 ) -> None:
     """The pod is waited for at the end, though the claim is not reserved for it yet."""
     region = scene.regions[0]
-    device = DeviceId(region)
+    claim = scene.allocated(A, region, pods=())
+    of = {DeviceId(region): ("a", "b")}
     scene.server.claims[A] = replace(
-        scene.allocated(A, region, pods=()),
-        devices=tuple(Allocated(name[0], name, device) for name in ("a", "b/x", "a")),
+        claim,
+        owner=replace(claim.owner, requests=of, subrequests={"b": "b/x"}),
         pod=(PodName("space", "compress"), PodUid("pod-3")),
     )
 

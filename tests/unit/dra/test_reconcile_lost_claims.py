@@ -134,7 +134,6 @@ class World:
             permission=nothing,
             files=files,
             ends=ends,
-            driver=DRIVER,
         )
         self.reconciler = ClaimReconciler(
             operations,
