@@ -2,9 +2,10 @@
 
 from typing import Final, TypeAlias
 
+from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceKind
+from fpga_plugin.ids import DeviceId, InterfaceId
 
 STANDARD: Final = "resource.kubernetes.io"
 """Domain of the attributes that mean the same with every driver."""
@@ -15,19 +16,18 @@ Value: TypeAlias = bool | int | str
 
 
 def attributes(
-    card_id: CardId, kind: ResourceKind, interface: InterfaceId | None, card: Card | None
+    device: DeviceId, interface: InterfaceId | None, card: Card | None
 ) -> dict[str, Value]:
     """The attributes of a card or a region; names without a domain are the driver's.
 
     Args:
-        card_id: of the card.
-        kind: card or region.
-        interface: of the card; None: unknown.
-        card: None: it is gone.
+        device: card or region.
+        interface: of its card; None: unknown.
+        card: its card; None: it is gone.
     """
     told: dict[str, Value] = {
-        "type": "card" if kind is ResourceKind.WHOLE else "region",
-        "card": device_name(DeviceId(card_id)),
+        "type": "card" if is_card(device) else "region",
+        "card": device_name(DeviceId(card_of(device))),
     }
     if interface is not None:
         told["interfaceID"] = interface

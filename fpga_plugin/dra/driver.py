@@ -193,7 +193,7 @@ class DraDriver:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = DesiredDevices(operations.ledger, advertise=settings.advertise)
+        wanted = DesiredDevices(operations.ledger, driver=driver, advertise=settings.advertise)
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())

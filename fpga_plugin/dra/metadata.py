@@ -26,7 +26,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import DeviceId, Resource, functions_variable
+from fpga_plugin.ids import DeviceId, functions_variable
 from fpga_plugin.kubernetes.names import ClaimUid, parse_claim_uid
 
 VERSIONS: Final = ("v1beta1", "v1alpha1")
@@ -107,8 +107,7 @@ class MetadataFiles:
                     os.unlink(os.path.join(self._directory, name))
 
     def _device(self, owner: ClaimOwner, claim: Allocation, card: Card) -> dict[str, Any]:
-        kind = Resource.parse(claim.resource).kind
-        told = attributes(card.id, kind, card.interface_id, card)
+        told = attributes(claim.device, card.interface_id, card)
         del told[PCI_BUS_ID]
         functions = [
             function

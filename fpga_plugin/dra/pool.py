@@ -10,13 +10,13 @@ finds the slice.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.dra.attributes import as_json
-from fpga_plugin.dra.desired import CounterSet, Device, Form, Slice
+from fpga_plugin.dra.desired import Form, Spec
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata
 
 API_VERSION: Final = "resource.k8s.io/v1"
@@ -27,8 +27,6 @@ MAX_NAME: Final = 253
 
 _MAX_GENERATION: Final = 1 << 62
 """Far beyond what we ever write: it leaves room for more (the API has 64 bits with a sign)."""
-
-Spec = dict[str, Any]
 
 
 class SliceMetadata(Metadata):
@@ -97,7 +95,7 @@ class Pool:
     """The pool of one node.
 
     Attributes:
-        driver: its name; the domain of attributes and taints.
+        driver: its name.
         node: its name, which is the pool's too.
     """
 
@@ -116,19 +114,19 @@ class Pool:
             suffix = f"{suffix[: MAX_NAME - 6 - 17].rstrip('.-')}-{digest}"
         return f"{kind}{number:04x}-{suffix}"
 
-    def named(self, slices: Sequence[Slice]) -> dict[str, Slice]:
+    def named(self, slices: Sequence[Spec]) -> dict[str, Spec]:
         """The slices by the names that they get; counters before devices."""
         counts = {"c": 0, "d": 0}
-        named: dict[str, Slice] = {}
+        named: dict[str, Spec] = {}
         for one in slices:
-            kind = "c" if one.counter_sets else "d"
+            kind = "c" if "sharedCounters" in one else "d"
             named[self.name(kind, counts[kind])] = one
             counts[kind] += 1
         return named
 
     def plan(
         self,
-        wanted: Mapping[str, Slice],
+        wanted: Mapping[str, Spec],
         have: Mapping[str, ResourceSlice],
         *,
         accepted: Mapping[str, tuple[Spec, Spec]],
@@ -146,8 +144,8 @@ class Pool:
         obsolete = tuple(sorted(have.keys() - wanted.keys()))
         latest = max((one.generation for one in have.values()), default=0)
         changed = []
-        for name, one in wanted.items():
-            sent, there = self.content(one), have.get(name)
+        for name, sent in wanted.items():
+            there = have.get(name)
             if there is None or (
                 meaning(there.spec.content) != sent
                 and accepted.get(name) != (sent, meaning(there.spec.content))
@@ -168,7 +166,7 @@ class Pool:
     def manifest(
         self,
         name: str,
-        one: Slice,
+        one: Spec,
         *,
         generation: int,
         count: int,
@@ -183,7 +181,7 @@ class Pool:
             "driver": self.driver,
             "nodeName": self.node,
             "pool": {"name": self.node, "generation": generation, "resourceSliceCount": count},
-        } | self.content(one)
+        } | deepcopy(one)
         if before is not None:
             _keep_times(spec, before.spec.content)
         return {
@@ -192,37 +190,6 @@ class Pool:
             "metadata": metadata,
             "spec": spec,
         }
-
-    def content(self, one: Slice) -> Spec:
-        """A slice's spec as JSON."""
-        content: Spec = {}
-        if one.counter_sets:
-            content["sharedCounters"] = [_counter_set(each) for each in one.counter_sets]
-        if one.devices:
-            content["devices"] = [self._device(each) for each in one.devices]
-        return content
-
-    def _device(self, device: Device) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "name": device.name,
-            "attributes": {name: as_json(value) for name, value in device.attributes.items()},
-        }
-        if device.consumes:
-            told["consumesCounters"] = [
-                {"counterSet": name, "counters": {counter: {"value": "1"} for counter in counters}}
-                for name, counters in device.consumes.items()
-            ]
-        if device.taints:
-            told["taints"] = [
-                {"key": f"{self.driver}/{taint.key}", "effect": taint.effect.value}
-                | ({"value": taint.value} if taint.value else {})
-                for taint in device.taints
-            ]
-        return told
-
-
-def _counter_set(one: CounterSet) -> dict[str, Any]:
-    return {"name": one.name, "counters": {name: {"value": "1"} for name in one.counters}}
 
 
 def meaning(content: Spec) -> Spec:

@@ -18,13 +18,12 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from fpga_plugin.dra.desired import Form, Slice
+from fpga_plugin.dra.desired import Form, Spec
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Pool,
     ResourceSlice,
     SlicePlan,
-    Spec,
     has_counters,
     lost,
     meaning,
@@ -84,7 +83,7 @@ class SliceReconciler:
         self,
         kubeconfig: str | None,
         pool: Pool,
-        wanted: Callable[[Form], tuple[Slice, ...]],
+        wanted: Callable[[Form], tuple[Spec, ...]],
         *,
         registered: asyncio.Event,
         settle: float = SETTLE_SECONDS,
@@ -175,12 +174,12 @@ class SliceReconciler:
             while (differs := self._differs()) and not await self._write(server, *differs):
                 pass
 
-    def _differs(self) -> tuple[SlicePlan, dict[str, Slice]] | None:
+    def _differs(self) -> tuple[SlicePlan, dict[str, Spec]] | None:
         wanted = self._pool.named(self._wanted(self.form))
         plan = self._pool.plan(wanted, self._mirror.items, accepted=self._accepted)
         return (plan, wanted) if plan else None
 
-    async def _write(self, server: Session, plan: SlicePlan, wanted: Mapping[str, Slice]) -> bool:
+    async def _write(self, server: Session, plan: SlicePlan, wanted: Mapping[str, Spec]) -> bool:
         """Whether all was written; else the server understands less than was thought.
 
         Raises:
@@ -190,15 +189,15 @@ class SliceReconciler:
         for name in plan.delete:
             await self._delete(server, name)
         for name in plan.write:
+            sent = wanted[name]
             manifest = self._pool.manifest(
                 name,
-                wanted[name],
+                sent,
                 generation=plan.generation,
                 count=len(wanted),
                 before=self._mirror.items.get(name),
                 owner=owner,
             )
-            sent = self._pool.content(wanted[name])
             try:
                 told = await self._put(server, name, manifest)
             except ApiServerError as error:
@@ -219,7 +218,7 @@ class SliceReconciler:
             "ResourceSlices published",
             generation=plan.generation,
             slices=len(wanted),
-            devices=sum(len(one.devices) for one in wanted.values()),
+            devices=sum(len(one.get("devices", ())) for one in wanted.values()),
             written=len(plan.write),
             deleted=len(plan.delete),
         )
