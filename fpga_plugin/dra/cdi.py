@@ -17,7 +17,7 @@ import msgspec
 
 from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
-from fpga_plugin.dra.metadata import MetadataFiles
+from fpga_plugin.dra.metadata import MetadataFiles, by_request
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant, Mount
@@ -138,11 +138,10 @@ class CdiFiles:
         self, owner: ClaimOwner, allocations: Iterable[Allocation], mounts: Mapping[str, Mount]
     ) -> Mapping[str, Any]:
         granted = {allocation.device: allocation for allocation in allocations}
-        of_requests: dict[str, list[Allocation]] = {}
-        for device in owner.devices:
-            for request in owner.requests.get(device, ()):
-                of_requests.setdefault(request, []).append(granted[device])
-        variables = {request: _variables(request, mine) for request, mine in of_requests.items()}
+        variables = {
+            request: _variables(request, [granted[device] for device in devices])
+            for request, devices in by_request(owner).items()
+        }
         return {
             "cdiVersion": VERSION,
             "kind": _kind(owner.driver),
@@ -150,7 +149,9 @@ class CdiFiles:
                 {
                     "name": f"{owner.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        _answer(granted[device]),
+                        AllocateAnswer.of(
+                            Resource.parse(granted[device].resource), granted[device].grants
+                        ),
                         [variables[request] for request in owner.requests.get(device, ())],
                         [mounts[name] for name in owner.requests.get(device, ()) if name in mounts],
                     ),
@@ -174,10 +175,6 @@ def request_variable(request: str) -> str:
     return "FPGA_REQUEST_" + "".join(
         c if c.isascii() and c.isalnum() else "_" for c in request.upper()
     )
-
-
-def _answer(allocation: Allocation) -> AllocateAnswer:
-    return AllocateAnswer.of(Resource.parse(allocation.resource), allocation.grants)
 
 
 def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, str]:

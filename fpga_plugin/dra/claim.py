@@ -5,7 +5,7 @@ kubelet named. A claim that the scheduler made for a pod's extended resources ha
 class's: what its containers ask for stands in their environment, as with the device plugin API.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -247,11 +247,9 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
     """
     try:
         claim = _CLAIM.decode(body)
-        pods = frozenset(
-            parse_pod_uid(one.uid)
-            for one in claim.status.reservedFor or ()
-            if (one.apiGroup, one.resource) == ("", "pods")
-        )
+        consumers = claim.status.reservedFor or ()
+        pods = [one for one in consumers if (one.apiGroup, one.resource) == ("", "pods")]
+        uids = frozenset(parse_pod_uid(one.uid) for one in pods)
         pod = _pod(claim, ref)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NoSourceError(f"{ref} is not understood: {quote(error)}") from error
@@ -269,21 +267,25 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         )
     if len(results) > MAX_RESULTS:
         raise RefusedError(f"{ref} has {len(results)} devices of {driver}")
+    names = {}
+    for one in pods:
+        with suppress(ValueError):  # a name is only shown
+            names[parse_pod_uid(one.uid)] = PodName(ref.namespace, parse_name(one.name))
     # A device of several requests is listed for each.
     requests: dict[DeviceId, dict[str, None]] = {}
     subrequests: dict[str, str] = {}
-    for one in results:
-        request, slash, _ = one.request.partition("/")
-        requests.setdefault(_device(one, ref, node), {})[request] = None
+    for result in results:
+        request, slash, _ = result.request.partition("/")
+        requests.setdefault(_device(result, ref, node), {})[request] = None
         if slash:
-            subrequests[request] = one.request
+            subrequests[request] = result.request
     return ResourceClaim(
         ClaimOwner(
             uid=ref.uid,
             namespace=ref.namespace,
             name=ref.name,
             devices=tuple(requests),
-            requests={device: tuple(names) for device, names in requests.items()},
+            requests={device: tuple(of) for device, of in requests.items()},
             driver=driver,
             subrequests=subrequests,
             pod_claim=(claim.metadata.annotations or {}).get(POD_CLAIM, ""),
@@ -297,22 +299,12 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
             for one in allocation.devices.config or ()
             if one.opaque is not None and one.opaque.driver == driver
         ),
-        pods,
+        uids,
         pod,
-        _names(claim.status.reservedFor or (), ref),
-        bool(claim.status.reservedFor),
-        len(pods) == len(claim.status.reservedFor or ()),
+        names,
+        reserved=bool(consumers),
+        only_for_pods=len(uids) == len(consumers),
     )
-
-
-def _names(consumers: Iterable[_Consumer], ref: ClaimRef) -> dict[PodUid, PodName]:
-    """The names of a claim's pods, only for display: an invalid one is left out."""
-    names = {}
-    for one in consumers:
-        if (one.apiGroup, one.resource) == ("", "pods"):
-            with suppress(ValueError):
-                names[parse_pod_uid(one.uid)] = PodName(ref.namespace, parse_name(one.name))
-    return names
 
 
 def _device(result: _Result, ref: ClaimRef, node: str) -> DeviceId:

@@ -82,7 +82,7 @@ def check(settings: Settings) -> None:
             "FPGA_PLUGIN_ADVERTISE=af is not served with FPGA_PLUGIN_MODE=dra",
             hint="advertise both, region or whole",
         )
-    check_length(socket_path(settings), "FPGA_PLUGIN_KUBELET_ROOT")
+    # That of the other socket is shorter.
     name = registry_path(settings.kubelet_root, settings.resource_prefix)
     check_length(name, "FPGA_PLUGIN_KUBELET_ROOT")
 
@@ -250,20 +250,17 @@ class DraDriver:
         """Why kubelet is not served, or the slices are not published; empty: both are well."""
         found = []
         if not self.registered.is_set():
-            found.append(f"driver: {self.problem or self._not_yet}")
+            root = self._settings.kubelet_root
+            not_yet = (
+                "not registered with kubelet yet (it looks into plugins_registry of its root"
+                f" directory each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
+            )
+            found.append(f"driver: {self.problem or not_yet}")
         if not self.slices.published:
             found.append(f"ResourceSlices: {self.slices.problem or 'not published yet'}")
         if self.reconciler.problem:
             found.append(f"claims: {self.reconciler.problem}")
         return found
-
-    @property
-    def _not_yet(self) -> str:
-        root = self._settings.kubelet_root
-        return (
-            f"not registered with kubelet yet (it looks into plugins_registry of its root directory"
-            f" each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
-        )
 
     def notes(self) -> list[str]:
         """Problems that may keep pods from their devices although kubelet is served."""

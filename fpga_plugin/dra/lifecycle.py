@@ -52,7 +52,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource
-from fpga_plugin.kubernetes.names import ClaimUid, PodName, ResourceName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()
@@ -203,8 +203,7 @@ class ClaimLifecycle:
         # The caller may go away meanwhile: what is written is checked all the same.
         answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
         answer.add_done_callback(_heard)
-        await asyncio.wait({answer})
-        return answer.result()
+        return await asyncio.shield(answer)
 
     def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
         work = self._work.get(ref.uid)
@@ -215,7 +214,7 @@ class ClaimLifecycle:
             work.task.add_done_callback(partial(self._done, ref.uid))
         return work
 
-    def _done(self, uid: ClaimUid, task: "asyncio.Task[None]") -> None:
+    def _done(self, uid: ClaimUid, task: "asyncio.Task[object]") -> None:
         _heard(task)
         if (work := self._work.get(uid)) is not None and work.task is task:
             del self._work[uid]
@@ -380,27 +379,22 @@ class ClaimLifecycle:
             UnknownDeviceError: there is no such device by now.
             NotFinishedError: a card changed since the targets of its regions were decided.
         """
-        of_resources: dict[ResourceName, list[DeviceId]] = {}
-        for device in claim.owner.devices:
-            if (resource := self._ledger.naming.present_resource(device)) is None:
-                raise unknown_device(device)
-            of_resources.setdefault(resource, []).append(device)
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
         identity = Identity(name=PodName(ref.namespace, ref.name))
-        for resource, devices in of_resources.items():
-            regions = [
-                region.id for one in devices for region in self._ledger.obstacles.regions_of(one)
-            ]
-            asked = dict.fromkeys(target for region in regions if (target := requests[region]))
-            of = self._ledger.naming.named_resource(resource)
-            interface = of.interface_id
+        for device in claim.owner.devices:
+            if (name := self._ledger.naming.present_resource(device)) is None:
+                raise unknown_device(device)
+            resource = self._ledger.naming.named_resource(name)
+            interface = resource.interface_id
+            regions = self._ledger.obstacles.regions_of(device)
+            asked = dict.fromkeys(target for one in regions if (target := requests[one.id]))
             # A request for another interface id would be none of the policy's questions.
             if any(target.interface_id != interface for target in asked):
                 raise NotFinishedError(
-                    f"{ref}: the card of {', '.join(devices)} has the interface id {interface} now",
+                    f"{ref}: the card of {device} has the interface id {interface} now",
                     hint="it is tried again with that",
                 )
-            await self._permission.check(identity, of, devices, tuple(asked), nobody)
+            await self._permission.check(identity, resource, [device], tuple(asked), nobody)
 
     async def _check_users(self, ref: ClaimRef) -> None:
         """Check that no pod uses a claim that has to be prepared again.

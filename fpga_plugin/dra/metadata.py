@@ -74,7 +74,7 @@ class MetadataFiles:
         """
         mounts = {}
         try:
-            for request, devices in _of_requests(owner).items():
+            for request, devices in by_request(owner).items():
                 if (seen := _container_path(owner, request)) is None:
                     continue
                 path = os.path.join(self._directory, f"{owner.uid}_{request}.json")
@@ -125,11 +125,12 @@ class MetadataFiles:
         }
 
 
-def _of_requests(owner: ClaimOwner) -> dict[str, set[DeviceId]]:
-    found: dict[str, set[DeviceId]] = {}
-    for device, requests in owner.requests.items():
-        for request in requests:
-            found.setdefault(request, set()).add(device)
+def by_request(owner: ClaimOwner) -> dict[str, list[DeviceId]]:
+    """The devices of each request of a claim, in the claim's order."""
+    found: dict[str, list[DeviceId]] = {}
+    for device in owner.devices:
+        for request in owner.requests.get(device, ()):
+            found.setdefault(request, []).append(device)
     return found
 
 

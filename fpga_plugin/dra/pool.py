@@ -9,7 +9,7 @@ finds the slice.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,12 +27,6 @@ MAX_NAME: Final = 253
 
 _MAX_GENERATION: Final = 1 << 62
 """Far beyond what we ever write: it leaves room for more (the API has 64 bits with a sign)."""
-
-
-class SliceMetadata(Metadata):
-    """A slice's metadata."""
-
-    ownerReferences: list[dict[str, Any]] = msgspec.field(default_factory=list)  # noqa: N815  # the API's own name
 
 
 class PoolOf(msgspec.Struct):
@@ -62,7 +56,7 @@ class SliceSpec(msgspec.Struct):
 class ResourceSlice(msgspec.Struct):
     """A slice as the API server has it."""
 
-    metadata: SliceMetadata
+    metadata: Metadata
     spec: SliceSpec = msgspec.field(default_factory=SliceSpec)
 
     @property
@@ -143,22 +137,17 @@ class Pool:
         have = {name: one for name, one in have.items() if self.owns(one)}
         obsolete = tuple(sorted(have.keys() - wanted.keys()))
         latest = max((one.generation for one in have.values()), default=0)
-        changed = []
-        for name, sent in wanted.items():
-            there = have.get(name)
-            if there is None or (
-                meaning(there.spec.content) != sent
-                and accepted.get(name) != (sent, meaning(there.spec.content))
-            ):
-                changed.append(name)
-        sound = latest > 0 and all(
-            (there := have.get(name)) is not None
-            and there.spec.pool == PoolOf(self.node, latest, len(wanted))
-            for name in wanted
+        made = {name: meaning(one.spec.content) for name, one in have.items()}
+        changed = tuple(
+            name
+            for name, sent in wanted.items()
+            if made.get(name) != sent and accepted.get(name) != (sent, made.get(name))
         )
+        pool = PoolOf(self.node, latest, len(wanted))
+        sound = latest > 0 and all(name in have and have[name].spec.pool == pool for name in wanted)
         alone = all(have[name].generation < latest for name in obsolete)
         if sound and alone and len(changed) <= 1:
-            return SlicePlan(latest, obsolete, tuple(changed))
+            return SlicePlan(latest, obsolete, changed)
         # Present slices first: the pool is not used until the last one is made.
         names = sorted(wanted, key=lambda name: (name not in have, name))
         return SlicePlan(latest + 1, obsolete, tuple(names))
@@ -193,18 +182,13 @@ class Pool:
 
 
 def meaning(content: Spec) -> Spec:
-    """A slice's content, without what the server adds."""
-    told = dict(content)
-    if devices := told.get("devices"):
-        told["devices"] = [_untimed(device) for device in devices]
+    """A slice's content, without the times that the server adds to taints."""
+    if not _has_taints(content):
+        return content
+    told = deepcopy(content)
+    for _, taint in _taints(told):
+        taint.pop("timeAdded", None)
     return told
-
-
-def _untimed(device: dict[str, Any]) -> dict[str, Any]:
-    if not (taints := _taints(device)):
-        return device
-    bare = [{key: value for key, value in one.items() if key != "timeAdded"} for one in taints]
-    return device | {"taints": bare}
 
 
 def lost(form: Form, sent: Spec, told: Spec) -> Form:
@@ -230,24 +214,20 @@ def _has_taints(content: Spec) -> int:
 
 def _keep_times(spec: Spec, before: Spec) -> None:
     """Keep the time of each taint: the server would set the present time instead."""
-    times = {
-        _taint_key(device, taint): time
-        for device in before.get("devices", ())
-        for taint in _taints(device)
-        if isinstance(time := taint.get("timeAdded"), str)
-    }
-    for device in spec.get("devices", ()):
-        for taint in device.get("taints", ()):
-            if (key := _taint_key(device, taint)) in times:
-                taint["timeAdded"] = times[key]
+    times = {key: taint.get("timeAdded") for key, taint in _taints(before)}
+    for key, taint in _taints(spec):
+        if isinstance(time := times.get(key), str):
+            taint["timeAdded"] = time
 
 
-def _taint_key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> bytes:
-    """Which taint of which device; of what others wrote, too, where any JSON may be in it."""
-    key = (device.get("name"), taint.get("key"), taint.get("value"), taint.get("effect"))
-    return msgspec.json.encode(key)
+def _taints(content: Spec) -> Iterator[tuple[bytes, Spec]]:
+    """Each taint, and which one of which device it is.
 
-
-def _taints(device: Mapping[str, Any]) -> list[dict[str, Any]]:
-    taints = device.get("taints")
-    return [one for one in taints if isinstance(one, dict)] if isinstance(taints, list) else []
+    Others may have written any JSON there.
+    """
+    for device in content.get("devices", ()):
+        taints = device.get("taints")
+        for one in taints if isinstance(taints, list) else ():
+            if isinstance(one, dict):
+                key = (device.get("name"), one.get("key"), one.get("value"), one.get("effect"))
+                yield msgspec.json.encode(key), one

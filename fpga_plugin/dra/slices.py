@@ -30,7 +30,7 @@ from fpga_plugin.dra.pool import (
 )
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.kubernetes.apiserver.mirror import Mirror
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, Session, decoded, session
 
 log = structlog.get_logger()
@@ -48,13 +48,8 @@ _OF_COUNTERS: Final = ("sharedCounters", "consumesCounters")
 """Fields; a policy that refuses a slice for another reason answers 422, too."""
 
 
-class _Named(msgspec.Struct):
-    name: str
-    uid: str
-
-
 class _Node(msgspec.Struct):
-    metadata: _Named
+    metadata: Metadata
 
 
 _node = msgspec.json.Decoder(_Node)
@@ -210,10 +205,7 @@ class SliceReconciler:
             if form != self.form:
                 self._understands(form, "")
                 return False
-            if (made := meaning(told.spec.content)) != sent:
-                self._accepted[name] = (sent, made)
-            else:
-                self._accepted.pop(name, None)
+            self._accepted[name] = (sent, meaning(told.spec.content))
         log.info(
             "ResourceSlices published",
             generation=plan.generation,
@@ -241,7 +233,7 @@ class SliceReconciler:
         name = self._pool.node
         body = await server.call("GET", f"/api/v1/nodes/{name}")
         node = decoded(_node, body, f"node {name}").metadata
-        return {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+        return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid}
 
     async def _put(self, server: Session, name: str, manifest: Mapping[str, Any]) -> ResourceSlice:
         """Replace or make a slice; what the server made of it.

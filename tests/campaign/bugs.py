@@ -333,8 +333,8 @@ BUGS = {
     ),
     "a-consumer-that-is-no-pod-is-nobody": Bug(
         "dra/claim.py",
-        "        bool(claim.status.reservedFor),\n",
-        "        bool(pods),\n",
+        "        reserved=bool(consumers),\n",
+        "        reserved=bool(pods),\n",
         "1379",
         apis="dra",
     ),

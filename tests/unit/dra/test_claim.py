@@ -19,7 +19,6 @@ from fpga_plugin.dra.claim import (
     ResourceClaim,
     read_claim,
 )
-from fpga_plugin.dra.regionconfig import API_VERSION, KIND
 from fpga_plugin.errors import (
     InvalidRequestError,
     NoSourceError,
@@ -42,7 +41,11 @@ def result(**rest: Any) -> Json:
 
 
 def config(source: str = "FromClaim", driver: str = DRIVER, requests: Any = None) -> Json:
-    parameters = {"apiVersion": API_VERSION, "kind": KIND, "bitstream": AFU}
+    parameters = {
+        "apiVersion": "fpga.intel.com/v1alpha1",
+        "kind": "RegionConfig",
+        "bitstream": AFU,
+    }
     return {
         "source": source,
         "requests": requests,

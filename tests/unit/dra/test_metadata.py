@@ -37,8 +37,9 @@ def taken(
     card: Card, *devices: DeviceId, **of_claim: Any
 ) -> tuple[ClaimOwner, tuple[Allocation, ...], dict[DeviceId, Card]]:
     ledger, _ = make_ledger(card)
-    claims = ledger.dra.take(replace(owner(A, *devices), **of_claim), [POD])
-    return ledger.claim_owners[A], claims, dict.fromkeys(devices, card)
+    known = replace(owner(A, *devices), **of_claim)
+    claims = ledger.dra.take(known, [POD])
+    return ledger.claim_owners[known.uid], claims, dict.fromkeys(devices, card)
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:
