@@ -107,7 +107,7 @@ class CdiFiles:
             except OSError as error:
                 raise CdiError(f"{path} cannot be removed: {error.strerror}") from error
             if self._metadata is not None:
-                self._metadata.remove(uid)
+                self._metadata.remove(lambda of: of == uid)
 
     def _check_reached(self, path: str) -> None:
         """Whether the directory is seen in which a claim's file is, or may be."""
@@ -123,7 +123,7 @@ class CdiFiles:
         """Remove the files of all other claims, and what was left half written."""
         with self._one:
             if self._metadata is not None:
-                self._metadata.keep(uids)
+                self._metadata.remove(lambda of: of not in uids)
             try:
                 names = os.listdir(self._directory)
             except OSError:
@@ -200,8 +200,8 @@ def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, 
 def _edits(
     given: AllocateAnswer, of_requests: Iterable[Mapping[str, str]], of_metadata: Iterable[Mount]
 ) -> Mapping[str, Any]:
-    # What tells a device by number or kind is the requests': by itself it knows no other device.
-    env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
+    # What tells a device by number or kind is its requests': by itself it knows no other device.
+    env = {**given.envs}
     for variables in of_requests:
         env |= variables
     edits: dict[str, Any] = {
@@ -222,6 +222,3 @@ def _edits(
             for mount in mounts
         ]
     return edits
-
-
-_OF_REQUEST: Final = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*", re.ASCII)

@@ -34,8 +34,6 @@ EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 MAX_RESULTS: Final = 32
 """Devices of a claim (resource/v1, AllocationResultsMaxSize)."""
 
-_NOT_FOUND: Final = 404
-
 
 class NoSuchClaimError(RefusedError):
     """The API server itself says that there is no such claim any more, or none of this node's."""
@@ -228,8 +226,7 @@ class ClaimReader:
             async with session(self._kubeconfig, seconds=CALL_SECONDS) as server:
                 body = await server.call("GET", path)
         except ApiServerError as error:
-            # A proxy's 404 has no reason, and says nothing of claims.
-            if error.code == _NOT_FOUND and error.reason == "NotFound":
+            if error.not_found:
                 raise NoSuchClaimError(f"{ref} is not there any more") from error
             raise
         claim = read_claim(body, ref, driver=driver or self._driver, node=self._node)

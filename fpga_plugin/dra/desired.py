@@ -28,7 +28,6 @@ from fpga_plugin.ids import (
     DeviceId,
     InterfaceId,
     RegionId,
-    ResourceKind,
     device_order,
 )
 from fpga_plugin.settings.settings import Advertise
@@ -84,12 +83,7 @@ class DesiredDevices:
     def __init__(self, ledger: Ledger, *, driver: str, advertise: Advertise) -> None:
         self._ledger = ledger
         self._driver = driver
-        self._kinds = {
-            Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
-            Advertise.REGION: frozenset({ResourceKind.REGION}),
-            Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
-            Advertise.AF: frozenset[ResourceKind](),  # functions are the device plugin API's
-        }[advertise]
+        self._advertise = advertise
 
     def __call__(self, form: Form) -> tuple[Spec, ...]:
         """The slices, in order; at least one, so that an empty pool is reported as well.
@@ -106,7 +100,7 @@ class DesiredDevices:
         whole: list[Spec] = []
         for card in cards:
             one = _CardView(ledger, card, self._driver, form)
-            listed = one.listed(self._kinds)
+            listed = one.listed(self._advertise)
             counters = one.counters() if form.counters and one.mixed(listed) else {}
             sets += ({"name": name, "counters": _each(of)} for name, of in counters.items())
             for device in listed:
@@ -132,13 +126,13 @@ class _CardView:
         granted = {region for allocation in allocations for region in allocation.grants}
         self.regions: list[RegionId] = sorted(self._present | granted, key=device_order)
 
-    def listed(self, kinds: frozenset[ResourceKind]) -> list[DeviceId]:
+    def listed(self, advertise: Advertise) -> list[DeviceId]:
         """The devices of the card that are listed, regions first."""
         offered: set[DeviceId] = set()
         if self.card is not None and self.card.reprogrammable:
-            if ResourceKind.WHOLE in kinds:
+            if advertise in {Advertise.BOTH, Advertise.WHOLE}:
                 offered.add(DeviceId(self.id))
-            if ResourceKind.REGION in kinds:
+            if advertise in {Advertise.BOTH, Advertise.REGION}:
                 offered.update(map(DeviceId, self._present))
         owned = self._owned
         devices = [*map(DeviceId, self.regions), DeviceId(self.id)]
@@ -192,11 +186,10 @@ class _CardView:
         """The present card's; of one that is gone, what its owners asked for."""
         if self.card is not None:
             return self.card.interface_id
-        resources = (
-            self._ledger.naming.resource(allocation.resource)
-            for allocation in self._ledger.allocations_on(self.id)
-        )
-        return next((one.interface_id for one in resources if one is not None), None)
+        for allocation in self._ledger.allocations_on(self.id):
+            if (resource := self._ledger.naming.resource(allocation.resource)) is not None:
+                return resource.interface_id
+        return None
 
     def _taints(self, device: DeviceId) -> list[Spec]:
         """The taints of a device; of one key and effect the most telling.

@@ -8,14 +8,13 @@ is being deleted, so a pod for whose claim it still asks was not evicted.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.dra.claim import ResourceClaim
 from fpga_plugin.dra.desired import cannot_start
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import ClaimUid
 
 PATIENCE: Final = 30.0
@@ -49,18 +48,16 @@ class Evictions:
         if uid not in self._since:
             self._since[uid] = now
         waited = now - self._since[uid]
-        return _said(failed, claim, waited) if waited >= PATIENCE else ""
-
-
-def _said(failed: Collection[DeviceId], claim: ResourceClaim, waited: float) -> str:
-    why = (
-        "its claim tolerates the taint, or the cluster evicts no pods for taints of devices"
-        if claim.pod is None
-        else "before 1.37.2 Kubernetes evicts no pod that asks by limits"
-        " (kubernetes/kubernetes#141290)"
-    )
-    return (
-        f"{', '.join(failed)} failed before the pod started and has a NoExecute taint, and after"
-        f" {waited:.0f} s nobody has evicted the pod: {why}; delete it, so that its controller"
-        " makes another"
-    )
+        if waited < PATIENCE:
+            return ""
+        why = (
+            "its claim tolerates the taint, or the cluster evicts no pods for taints of devices"
+            if claim.pod is None
+            else "before 1.37.2 Kubernetes evicts no pod that asks by limits"
+            " (kubernetes/kubernetes#141290)"
+        )
+        return (
+            f"{', '.join(failed)} failed before the pod started and has a NoExecute taint, and"
+            f" after {waited:.0f} s nobody has evicted the pod: {why}; delete it, so that its"
+            " controller makes another"
+        )

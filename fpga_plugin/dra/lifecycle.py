@@ -259,7 +259,7 @@ class ClaimLifecycle:
             )
         await self._leave_former(claim, work)
         requests = await self._claim_targets.of(claim)
-        await self._check_policy(ref, claim, requests)
+        await self._check_policy(claim, requests)
         targets = await self._targets.exactly(requests)
         asked = {region: _prepared(requests[region], target) for region, target in targets.items()}
         # The same for the next pod of a prepared claim: it may not be what the first one got.
@@ -272,7 +272,7 @@ class ClaimLifecycle:
         ledger.dra.take(owner, claim.users)
         plan = Plan(ledger.lease(owner.devices), None, targets, ledger.kubelet_instance)
         records = await self._preparer.prepare(plan)
-        permitted = partial(self._check_policy, ref, claim, requests)
+        permitted = partial(self._check_policy, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)
         self._preparer.check_result(plan, records, observed)
         ledger.dra.prepared(ref.uid, asked)
@@ -367,10 +367,7 @@ class ClaimLifecycle:
         log.info("claim left devices", **ref.logged, devices=list(left))
 
     async def _check_policy(
-        self,
-        ref: ClaimRef,
-        claim: ResourceClaim,
-        requests: Mapping[RegionId, FpgaRequest | None],
+        self, claim: ResourceClaim, requests: Mapping[RegionId, FpgaRequest | None]
     ) -> None:
         """Ask the operator's policy, for the claim's namespace.
 
@@ -380,7 +377,7 @@ class ClaimLifecycle:
             NotFinishedError: a card changed since the targets of its regions were decided.
         """
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
-        identity = Identity(name=PodName(ref.namespace, ref.name))
+        identity = Identity(name=PodName(claim.owner.namespace, claim.owner.name))
         for device in claim.owner.devices:
             if (name := self._ledger.naming.present_resource(device)) is None:
                 raise unknown_device(device)
@@ -391,7 +388,8 @@ class ClaimLifecycle:
             # A request for another interface id would be none of the policy's questions.
             if any(target.interface_id != interface for target in asked):
                 raise NotFinishedError(
-                    f"{ref}: the card of {device} has the interface id {interface} now",
+                    f"claim {claim.owner.full_name}: the card of {device} has the interface id"
+                    f" {interface} now",
                     hint="it is tried again with that",
                 )
             await self._permission.check(identity, resource, [device], tuple(asked), nobody)
@@ -438,7 +436,7 @@ class ClaimLifecycle:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LAST_RETRY, rest)):
                     await self._changed.wait()
-        if any(map(ends.kept_back, regions)):
+        if any(ledger.obstacles.first(region, Stops.OFFER) for region in regions):
             await self.tell_scheduler()
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ and in the plugin's pod: the container runtime mounts them from there.
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +27,7 @@ from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
 from fpga_plugin.ids import DeviceId, functions_variable
-from fpga_plugin.kubernetes.names import ClaimUid, parse_claim_uid
+from fpga_plugin.kubernetes.names import parse_claim_uid
 
 VERSIONS: Final = ("v1beta1", "v1alpha1")
 """Kubernetes 1.37 reads both, 1.36 and KubeVirt 1.8 the latter."""
@@ -91,15 +91,8 @@ class MetadataFiles:
             ) from error
         return mounts
 
-    def remove(self, uid: ClaimUid) -> None:
-        """No claim of this uid is left; a file that stays names devices, and gives none."""
-        self._remove(lambda of: of == uid)
-
-    def keep(self, uids: Collection[ClaimUid]) -> None:
-        """Remove the files of all other claims."""
-        self._remove(lambda of: of not in uids)
-
-    def _remove(self, unwanted: Any) -> None:
+    def remove(self, unwanted: Callable[[str], bool]) -> None:
+        """Remove the files of claims by uid; a file that stays names devices, and gives none."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._directory):
                 match = _FILE.fullmatch(name)

@@ -42,7 +42,7 @@ TELL_SECONDS: Final = 3.0
 """For which the end of a claim waits for the taint of what it leaves. With the 40 s that its scrub
 may take it stays below the 45 s after which kubelet gives a call up."""
 
-_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_CONFLICT, _INVALID = 409, 422
 
 _OF_COUNTERS: Final = ("sharedCounters", "consumesCounters")
 """Fields; a policy that refuses a slice for another reason answers 422, too."""
@@ -246,7 +246,7 @@ class SliceReconciler:
         try:
             body = await server.call("PUT" if known else "POST", path, body=manifest)
         except ApiServerError as error:
-            if error.code == _CONFLICT or (known and _is_gone(error)):
+            if error.code == _CONFLICT or (known and error.not_found):
                 await self._look(server, name)
             raise
         told = _decoded(body, name)
@@ -262,7 +262,7 @@ class SliceReconciler:
         try:
             there = _decoded(await server.call("GET", f"{COLLECTION}/{name}"), name)
         except ApiServerError as error:
-            if not _is_gone(error):
+            if not error.not_found:
                 raise
             self._mirror.forget(name)
             return
@@ -277,14 +277,9 @@ class SliceReconciler:
         try:
             await server.call("DELETE", f"{COLLECTION}/{name}")
         except ApiServerError as error:
-            if not _is_gone(error):
+            if not error.not_found:
                 raise
         self._mirror.forget(name)
-
-
-def _is_gone(error: ApiServerError) -> bool:
-    """Whether the API server itself says that there is none; a proxy's 404 has no reason."""
-    return error.code == _NOT_FOUND and error.reason == "NotFound"
 
 
 def _decoded(body: bytes, name: str) -> ResourceSlice:

@@ -297,7 +297,7 @@ BUGS = {
     ),
     "f8-the-next-pod-is-not-judged": Bug(
         "dra/lifecycle.py",
-        "        await self._check_policy(ref, claim, requests)\n"
+        "        await self._check_policy(claim, requests)\n"
         "        targets = await self._targets.exactly(requests)\n",
         "        targets = await self._targets.exactly(requests)\n",
         "4",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
-from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
+from fpga_plugin.dra.claim import ResourceClaim
 from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.errors import (
     NoSourceError,
@@ -99,12 +100,11 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
     ledger = reopened(journal, now, boot_id="the card was flashed, and the node booted")
     assert ledger.naming.device_resource(P0) == REGIONS
     life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
-    ref = ClaimRef(A, "team-b", "c")
-    allocation = ResourceClaim(owner(A, P0))
+    allocation = ResourceClaim(replace(owner(A, P0), namespace="team-b"))
 
     def check(interface_id) -> None:
         wish = FpgaRequest(suffix="", interface_id=interface_id, bitstream_id=BitstreamId(AFU))
-        asyncio.run(ClaimLifecycle._check_policy(life, ref, allocation, {RegionId(P0): wish}))
+        asyncio.run(ClaimLifecycle._check_policy(life, allocation, {RegionId(P0): wish}))
 
     with pytest.raises(NotPermittedError, match="namespace team-b may not have"):
         check(OTHER_INTERFACE)

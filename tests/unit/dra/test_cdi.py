@@ -1,7 +1,7 @@
 """Files for the container runtime: where they lie, and by several threads at once."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,13 +87,11 @@ def test_what_containers_read_of_a_claim_goes_with_its_file(tmp_path):
             super().__init__(str(tmp_path / "metadata"), "node-a")
             self.noted: list[object] = []
 
-        def remove(self, uid: ClaimUid) -> None:
-            self.noted.append(("remove", uid, files._one.locked()))
-
-        def keep(self, uids: Collection[ClaimUid]) -> None:
-            self.noted.append(("keep", uids, files._one.locked()))
+        def remove(self, unwanted: Callable[[str], bool]) -> None:
+            gone = [uid for uid in (UID, "another") if unwanted(uid)]
+            self.noted.append((gone, files._one.locked()))
 
     files = CdiFiles(str(tmp_path / "cdi"), "fpga.intel.com", metadata := Metadata())
     files.remove(files.path(UID), UID)
     files.keep({UID})
-    assert metadata.noted == [("remove", UID, True), ("keep", {UID}, True)]
+    assert metadata.noted == [([UID], True), (["another"], True)]

@@ -123,11 +123,11 @@ def test_files_go_with_their_claim_and_what_nobody_knows_goes_at_the_start(tmp_p
     files.write(*written)
     (tmp_path / f"{B}_fpga.json").touch()
     (tmp_path / "notes.txt").touch()
-    files.keep({A})
+    files.remove(lambda of: of != A)
     assert {path.name for path in tmp_path.iterdir()} == {f"{A}_fpga.json", "notes.txt"}
-    files.remove(ClaimUid("claim"))
+    files.remove(lambda of: of == "claim")
     assert (tmp_path / f"{A}_fpga.json").exists(), "of another claim whose uid begins alike"
-    files.remove(A)
+    files.remove(lambda of: of == A)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
