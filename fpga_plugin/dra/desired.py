@@ -23,13 +23,7 @@ from fpga_plugin.allocation.obstacles import FAILED, ObstacleKind
 from fpga_plugin.dra.attributes import as_json, attributes
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import (
-    CardId,
-    DeviceId,
-    InterfaceId,
-    RegionId,
-    device_order,
-)
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId, RegionId, device_order
 from fpga_plugin.settings.settings import Advertise
 
 MAX_DEVICES: Final = 64

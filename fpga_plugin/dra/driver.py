@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
@@ -111,21 +110,12 @@ def make_directories(settings: Settings) -> None:
             ) from error
 
 
-def _open_files(
-    settings: Settings, ledger: Ledger, metadata: MetadataFiles | None = None
-) -> ClaimFiles:
-    """The claims' files for the container runtime; `metadata`: and for their containers.
-
-    By the device plugin API there are none: the driver's directory is not mounted.
-    """
-    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix, metadata))
-
-
 def open_leftovers(
     settings: Settings, operations: CardOperations, queue: CardQueue
 ) -> ClaimReconciler:
     """The reconciler that ends DRA's claims once the device plugin API serves instead."""
-    files = _open_files(settings, operations.ledger)
+    # The driver's directory, with what containers read, is not mounted.
+    files = ClaimFiles(operations.ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix))
     ends = ClaimEnds(operations.ledger, queue, files)
     driver, root = settings.resource_prefix, settings.kubelet_root
     return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
@@ -166,11 +156,15 @@ class DraDriver:
         self.registered = asyncio.Event()
         self.problem = ""
         metadata = MetadataFiles(metadata_directory(settings), settings.node_name)
-        files = self._files = _open_files(settings, operations.ledger, metadata)
+        cdi = CdiFiles(settings.cdi_dir, driver, metadata)
+        files = self._files = ClaimFiles(operations.ledger, cdi)
         ends = ClaimEnds(operations.ledger, queue, files)
         claims = ClaimReader(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )
+        wanted = DesiredDevices(operations.ledger, driver=driver, advertise=settings.advertise)
+        pool = Pool(driver, settings.node_name)
+        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         self.lifecycle = ClaimLifecycle(
             operations,
             preparer,
@@ -181,6 +175,7 @@ class DraDriver:
             permission=permission,
             files=files,
             ends=ends,
+            tell_scheduler=self.slices.caught_up,
             cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         self.reconciler = ClaimReconciler(
@@ -193,11 +188,7 @@ class DraDriver:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = DesiredDevices(operations.ledger, driver=driver, advertise=settings.advertise)
-        pool = Pool(driver, settings.node_name)
-        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
-        self.lifecycle.tell_scheduler = self.slices.caught_up
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
@@ -261,10 +252,6 @@ class DraDriver:
         if self.reconciler.problem:
             found.append(f"claims: {self.reconciler.problem}")
         return found
-
-    def notes(self) -> list[str]:
-        """Problems that may keep pods from their devices although kubelet is served."""
-        return list(self.node.concerns)
 
     def _told(self, problem: str) -> None:
         self.problem = f"kubelet refused the driver: {problem}" if problem else ""

@@ -78,7 +78,6 @@ class ClaimFiles:
         while True:
             self._wake.clear()
             changed, self._changed = self._changed, set()
-            self._missing &= self._ledger.claim_owners.keys()
             await self._settle_all(changed | self._failing)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS if self._failing else None):

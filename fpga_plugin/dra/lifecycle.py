@@ -123,10 +123,10 @@ class ClaimLifecycle:
         permission: the operator's policy.
         files: for the container runtime.
         ends: ends claims.
+        tell_scheduler: waits until the slices show which devices are not given out.
         cdi_devices: what the operator adds.
 
     Attributes:
-        tell_scheduler: waits until the slices show which devices are not given out.
         seconds: until a call is answered.
     """
 
@@ -142,6 +142,7 @@ class ClaimLifecycle:
         permission: Permission,
         files: ClaimFiles,
         ends: ClaimEnds,
+        tell_scheduler: Callable[[], Awaitable[None]],
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
     ) -> None:
         self._operations = operations
@@ -160,7 +161,7 @@ class ClaimLifecycle:
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         ends.ending = self._ending
-        self.tell_scheduler: Callable[[], Awaitable[None]] = _nobody
+        self.tell_scheduler = tell_scheduler
         self.seconds = ANSWER_SECONDS
 
     def _tell(self, _card: CardId | None) -> None:
@@ -465,10 +466,6 @@ def _heard(task: "asyncio.Task[object]") -> None:
     """Keep asyncio from complaining of an error: callers that wait raise it, if there are any."""
     if not task.cancelled():
         task.exception()
-
-
-async def _nobody() -> None:
-    """There is no scheduler."""
 
 
 def _ended(ref: ClaimRef) -> RefusedError:

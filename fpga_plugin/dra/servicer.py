@@ -76,21 +76,17 @@ class DraServicer:
 
     def __mapping__(self) -> dict[str, Handler]:
         """Every method by its path."""
-        service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-        mapping = {
-            f"{service}/NodePrepareResources": unary(
-                "NodePrepareResources",
-                dra.NodePrepareResourcesRequest,
-                dra.NodePrepareResourcesResponse,
-                self._prepare,
-            ),
-            f"{service}/NodeUnprepareResources": unary(
-                "NodeUnprepareResources",
+        service, mapping = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", {}
+        for request, reply, answer in (
+            (dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse, self._prepare),
+            (
                 dra.NodeUnprepareResourcesRequest,
                 dra.NodeUnprepareResourcesResponse,
                 self._unprepare,
             ),
-        }
+        ):
+            method = request.__name__.removesuffix("Request")
+            mapping[f"{service}/{method}"] = unary(method, request, reply, answer)
         for name, package in (("v1", v1), ("v1alpha1", v1alpha1)):
             mapping[f"/{name}.DRAResourceHealth/NodeWatchResources"] = Handler(
                 self._health(package),

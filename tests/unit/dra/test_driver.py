@@ -356,9 +356,9 @@ def test_what_keeps_it_from_serving_is_told_one_by_one(make: Callable[[], DraDri
         assert api.not_ready() == ["claims: the record is damaged"]
         api.registered.clear()
         assert api.not_ready() == [NOT_YET, "claims: the record is damaged"]
-        assert api.notes() == []
+        assert list(api.node.concerns) == []
         api.node.concerns = ("kubelet is old",)
-        assert api.notes() == ["kubelet is old"]
+        assert list(api.node.concerns) == ["kubelet is old"]
 
     play(story)
 

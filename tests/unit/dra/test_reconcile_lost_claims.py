@@ -134,6 +134,7 @@ class World:
             permission=nothing,
             files=files,
             ends=ends,
+            tell_scheduler=nothing,
         )
         self.reconciler = ClaimReconciler(
             operations,
