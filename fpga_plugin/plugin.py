@@ -457,7 +457,7 @@ class Plugin:
             await self.dra.stop()
         self.node.workers.close()
         if self.dra is not None:
-            await self.dra.close()
+            await self.dra.lifecycle.close()
         if self.device_plugin is not None:
             await self.device_plugin.prestarts.close()
         if self.node.pods.podresources is not None:

@@ -25,27 +25,23 @@ def attributes(
         interface: of its card; None: unknown.
         card: its card; None: it is gone.
     """
-    told: dict[str, Value] = {
+    told: dict[str, Value | None] = {
         "type": "card" if is_card(device) else "region",
         "card": device_name(DeviceId(card_of(device))),
+        "interfaceID": interface,
     }
-    if interface is not None:
-        told["interfaceID"] = interface
     if card is not None:
-        known = {
+        told |= {
             "vendor": card.vendor,
             "family": card.family,
             "model": card.model,
             "serialNumber": card.serial,
             "firmware": card.firmware,
+            PCI_BUS_ID: str(card.address),
+            f"{STANDARD}/pcieRoot": card.pcie_root,
+            f"{STANDARD}/numaNode": card.numa_node,
         }
-        told |= {name: text for name, text in known.items() if text}
-        told[PCI_BUS_ID] = str(card.address)
-        if card.pcie_root:
-            told[f"{STANDARD}/pcieRoot"] = card.pcie_root
-        if card.numa_node is not None:
-            told[f"{STANDARD}/numaNode"] = card.numa_node
-    return told
+    return {name: value for name, value in told.items() if value is not None and value != ""}
 
 
 def as_json(value: Value) -> dict[str, Value]:

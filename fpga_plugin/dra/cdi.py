@@ -6,7 +6,6 @@ files are written again at each Prepare and at each start of the plugin. A runti
 it does not understand, and a container whose device is in none does not start.
 """
 
-import contextlib
 import os
 import re
 import threading
@@ -17,7 +16,7 @@ import msgspec
 
 from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
-from fpga_plugin.dra.metadata import MetadataFiles, by_request
+from fpga_plugin.dra.metadata import MetadataFiles, by_request, remove_files
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant, Mount
@@ -124,15 +123,11 @@ class CdiFiles:
         with self._one:
             if self._metadata is not None:
                 self._metadata.remove(lambda of: of not in uids)
-            try:
-                names = os.listdir(self._directory)
-            except OSError:
-                return
-            for name in names:
-                match = self._name.fullmatch(name)
-                if match and (match["half"] or match["uid"] not in uids):
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.path.join(self._directory, name))
+            remove_files(
+                self._directory,
+                self._name,
+                lambda match: bool(match["half"]) or match["uid"] not in uids,
+            )
 
     def _content(
         self, owner: ClaimOwner, allocations: Iterable[Allocation], mounts: Mapping[str, Mount]

@@ -154,29 +154,26 @@ class _Allocation(msgspec.Struct):
     devices: _Devices = msgspec.field(default_factory=_Devices)
 
 
-class _Consumer(msgspec.Struct):
-    resource: str = ""
+class _Reference(msgspec.Struct):
+    """An owner by its kind, a consumer by its resource."""
+
     name: str = ""
     uid: str = ""
+    kind: str = ""
+    apiVersion: str = ""  # noqa: N815  # the API's own name
+    resource: str = ""
     apiGroup: str = ""  # noqa: N815  # the API's own name
 
 
 class _Status(msgspec.Struct):
     allocation: _Allocation | None = None
-    reservedFor: list[_Consumer] | None = None  # noqa: N815  # the API's own name
-
-
-class _Owner(msgspec.Struct):
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    apiVersion: str = ""  # noqa: N815  # the API's own name
+    reservedFor: list[_Reference] | None = None  # noqa: N815  # the API's own name
 
 
 class _Metadata(msgspec.Struct):
     uid: str
     annotations: dict[str, str] | None = None
-    ownerReferences: list[_Owner] | None = None  # noqa: N815  # the API's own name
+    ownerReferences: list[_Reference] | None = None  # noqa: N815  # the API's own name
 
 
 class _Claim(msgspec.Struct):

@@ -277,7 +277,3 @@ class DraDriver:
         if server is not None:
             remove_own(self._path, self._identity)
             await server.close_all()
-
-    async def close(self) -> None:
-        """Wait for the preparations that run; begin none."""
-        await self.lifecycle.close()

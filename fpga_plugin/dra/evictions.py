@@ -45,9 +45,7 @@ class Evictions:
             self._since.pop(uid, None)
             return ""
         now = self._clock()
-        if uid not in self._since:
-            self._since[uid] = now
-        waited = now - self._since[uid]
+        waited = now - self._since.setdefault(uid, now)
         if waited < PATIENCE:
             return ""
         why = (

@@ -117,12 +117,7 @@ class ClaimFiles:
                 written = None
                 continue
             allocations = tuple(ledger.allocations[device] for device in owner.devices)
-            # Pods may have come to it, of which the file says nothing.
-            now = (
-                owner.requests,
-                owner.file,
-                [(allocation.device, allocation.grants) for allocation in allocations],
-            )
+            now = (owner, allocations)
             if now == content or not (again or uid in self._missing):
                 self._missing.discard(uid)
                 return owner

@@ -127,6 +127,7 @@ class ClaimLifecycle:
         cdi_devices: what the operator adds.
 
     Attributes:
+        read: claims that have not ended, at their last read.
         seconds: until a call is answered.
     """
 
@@ -157,7 +158,7 @@ class ClaimLifecycle:
         self._ends = ends
         self._cdi_devices = cdi_devices
         self._work: dict[ClaimUid, _Work] = {}
-        self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
+        self.read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         ends.ending = self._ending
@@ -172,11 +173,7 @@ class ClaimLifecycle:
     def _ending(self, uid: ClaimUid) -> None:
         if (work := self._work.get(uid)) is not None:
             work.ended = True
-        self._read.pop(uid, None)
-
-    def read(self, uid: ClaimUid) -> ResourceClaim | None:
-        """A claim at its last read; None: it was not read, or has ended."""
-        return self._read.get(uid)
+        self.read.pop(uid, None)
 
     # ---------------------------------------------------------------- prepare
 
@@ -250,7 +247,7 @@ class ClaimLifecycle:
         ledger = self._ledger
         if work.claim is None:
             work.claim = await work.still(self._claims.get(ref))
-        claim = self._read[ref.uid] = work.claim
+        claim = self.read[ref.uid] = work.claim
         owner = replace(claim.owner, file=self._files.path(ref.uid))
         await self._withdraw_unless(claim, lambda had: {**had.requests} == {**owner.requests})
         if not self._queue.synced and not self._stands(ref.uid):

@@ -93,11 +93,7 @@ class MetadataFiles:
 
     def remove(self, unwanted: Callable[[str], bool]) -> None:
         """Remove the files of claims by uid; a file that stays names devices, and gives none."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._directory):
-                match = _FILE.fullmatch(name)
-                if match and unwanted(match["uid"]):
-                    os.unlink(os.path.join(self._directory, name))
+        remove_files(self._directory, _FILE, lambda match: unwanted(match["uid"]))
 
     def _device(self, owner: ClaimOwner, claim: Allocation, card: Card) -> dict[str, Any]:
         told = attributes(claim.device, card.interface_id, card)
@@ -116,6 +112,17 @@ class MetadataFiles:
             "name": device_name(claim.device),
             "attributes": {name: as_json(value) for name, value in told.items()},
         }
+
+
+def remove_files(
+    directory: str, names: re.Pattern[str], unwanted: Callable[[re.Match[str]], bool]
+) -> None:
+    """Remove what has such a name and is unwanted, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if (match := names.fullmatch(name)) and unwanted(match):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
 
 
 def by_request(owner: ClaimOwner) -> dict[str, list[DeviceId]]:

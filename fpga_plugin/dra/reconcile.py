@@ -232,11 +232,10 @@ class ClaimReconciler:
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
         over = ends.over | stale
         refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
-        if self._leftovers is None:  # the device plugin API has its own records to read
-            if not refused:
-                ledger.dra.claims_read()
-            return
-        ledger.dra.claims_read()
+        if self._leftovers is not None or not refused:
+            ledger.dra.claims_read()
+        if self._leftovers is None:
+            return  # the device plugin API has its own records to read
         # A device that cannot be adopted has an unknown owner: its card stays back.
         cards = {
             card

@@ -22,7 +22,7 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.evictions import Evictions
-from fpga_plugin.dra.lifecycle import ClaimLifecycle, PreparedDevice
+from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import CardId, DeviceId
@@ -106,19 +106,21 @@ class DraServicer:
                 self._refused(ref, error)
                 raise
             self._recorder.served([each.device for each in devices], ref.full_name)
-            return dra.NodePrepareResourceResponse(devices=[self._device(each) for each in devices])
+            return dra.NodePrepareResourceResponse(
+                devices=[
+                    dra.Device(
+                        request_names=list(each.requests),
+                        pool_name=self._pool,
+                        device_name=device_name(each.device),
+                        cdi_device_ids=list(each.cdi_ids),
+                    )
+                    for each in devices
+                ]
+            )
 
         reply = dra.NodePrepareResourceResponse
         answers = await _each("NodePrepareResources", request.claims, one, reply)
         return dra.NodePrepareResourcesResponse(claims=answers)
-
-    def _device(self, one: PreparedDevice) -> dra.Device:
-        return dra.Device(
-            request_names=list(one.requests),
-            pool_name=self._pool,
-            device_name=device_name(one.device),
-            cdi_device_ids=list(one.cdi_ids),
-        )
 
     async def _unprepare(
         self, request: dra.NodeUnprepareResourcesRequest
@@ -134,7 +136,7 @@ class DraServicer:
 
     def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
         """Make an Event for the waiting pod, with the reason."""
-        claim = self._lifecycle.read(ref.uid)
+        claim = self._lifecycle.read.get(ref.uid)
         if claim is None:
             self._recorder.refused(Identity(claim=ref.full_name), [], error)
             return

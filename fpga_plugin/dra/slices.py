@@ -182,7 +182,8 @@ class SliceReconciler:
         """
         owner = await self._owner(server) if plan.write else {}
         for name in plan.delete:
-            await self._delete(server, name)
+            await self._asked(server, "DELETE", name)
+            self._mirror.forget(name)
         for name in plan.write:
             sent = wanted[name]
             manifest = self._pool.manifest(
@@ -259,13 +260,9 @@ class SliceReconciler:
         Raises:
             ApiServerError: the server does not say, or the name is another's.
         """
-        try:
-            there = _decoded(await server.call("GET", f"{COLLECTION}/{name}"), name)
-        except ApiServerError as error:
-            if not error.not_found:
-                raise
-            self._mirror.forget(name)
+        if (body := await self._asked(server, "GET", name)) is None:
             return
+        there = _decoded(body, name)
         if not self._pool.owns(there):
             raise ApiServerError(
                 f"ResourceSlice {name} is of driver {quote(there.spec.driver)} on node"
@@ -273,13 +270,19 @@ class SliceReconciler:
             )
         self._mirror.learn(there)
 
-    async def _delete(self, server: Session, name: str) -> None:
+    async def _asked(self, server: Session, method: str, name: str) -> bytes | None:
+        """The server's answer about a slice; None: it has none of this name.
+
+        Raises:
+            ApiServerError: the server does not say.
+        """
         try:
-            await server.call("DELETE", f"{COLLECTION}/{name}")
+            return await server.call(method, f"{COLLECTION}/{name}")
         except ApiServerError as error:
             if not error.not_found:
                 raise
-        self._mirror.forget(name)
+            self._mirror.forget(name)
+            return None
 
 
 def _decoded(body: bytes, name: str) -> ResourceSlice:

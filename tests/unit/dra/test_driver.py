@@ -321,7 +321,7 @@ def test_the_end_waits_for_preparations_that_run(make: Callable[[], DraDriver]) 
     async def story() -> None:
         api, goes_on = make(), asyncio.Event()
         api.lifecycle.close = goes_on.wait  # type: ignore[method-assign,assignment]
-        closing = asyncio.create_task(api.close())
+        closing = asyncio.create_task(api.lifecycle.close())
         for _ in range(5):
             await asyncio.sleep(0)
         assert not closing.done()

@@ -257,7 +257,7 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
     assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
-    assert scene.lifecycle.read(A) == scene.server.claims[A], "to say whose a later refusal is"
+    assert scene.lifecycle.read[A] == scene.server.claims[A], "to say whose a later refusal is"
 
 
 def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: ClaimScene) -> None:
@@ -465,7 +465,7 @@ def test_a_claim_that_ends_while_it_is_prepared_gets_nothing(
     assert scene.file() == ""
     assert not scene.ledger.allocations
     assert all(one.ended for one in scene.ledger.claim_owners.values())
-    assert scene.lifecycle.read(A) is None
+    assert A not in scene.lifecycle.read
     assert scene.afu(region) == BLANK
     assert scene.ledger.record(region).condition is Condition.BLANK
 
@@ -1052,7 +1052,7 @@ def test_unprepare_is_answered_when_the_region_is_clean(scene: ClaimScene) -> No
     assert scene.afu(region) == BLANK
     assert scene.file() == ""
     assert not scene.ledger.allocations
-    assert scene.lifecycle.read(A) is None
+    assert A not in scene.lifecycle.read
     assert "claim ended" in scene.logged
     scene.unrecorded()
     assert not scene.ledger.claim_owners

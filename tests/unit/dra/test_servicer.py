@@ -91,8 +91,9 @@ class Life:
             raise answer
         return answer
 
-    def read(self, of: ClaimUid) -> ResourceClaim | None:
-        return self.claims.get(int(of[-12:]))
+    @property
+    def read(self) -> dict[str, ResourceClaim]:
+        return {uid(number): claim for number, claim in self.claims.items()}
 
 
 class Heard:
