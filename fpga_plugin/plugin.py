@@ -430,7 +430,7 @@ class Plugin:
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""
-        found = [] if self.dra is None else self.dra.notes()
+        found = [] if self.dra is None else [*self.dra.node.concerns]
         if self._runtime is not None:
             found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
@@ -457,7 +457,7 @@ class Plugin:
             await self.dra.stop()
         self.node.workers.close()
         if self.dra is not None:
-            await self.dra.close()
+            await self.dra.lifecycle.close()
         if self.device_plugin is not None:
             await self.device_plugin.prestarts.close()
         if self.node.pods.podresources is not None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
@@ -82,7 +81,7 @@ def check(settings: Settings) -> None:
             "FPGA_PLUGIN_ADVERTISE=af is not served with FPGA_PLUGIN_MODE=dra",
             hint="advertise both, region or whole",
         )
-    check_length(socket_path(settings), "FPGA_PLUGIN_KUBELET_ROOT")
+    # That of the other socket is shorter.
     name = registry_path(settings.kubelet_root, settings.resource_prefix)
     check_length(name, "FPGA_PLUGIN_KUBELET_ROOT")
 
@@ -111,21 +110,12 @@ def make_directories(settings: Settings) -> None:
             ) from error
 
 
-def _open_files(
-    settings: Settings, ledger: Ledger, metadata: MetadataFiles | None = None
-) -> ClaimFiles:
-    """The claims' files for the container runtime; `metadata`: and for their containers.
-
-    By the device plugin API there are none: the driver's directory is not mounted.
-    """
-    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix, metadata))
-
-
 def open_leftovers(
     settings: Settings, operations: CardOperations, queue: CardQueue
 ) -> ClaimReconciler:
     """The reconciler that ends DRA's claims once the device plugin API serves instead."""
-    files = _open_files(settings, operations.ledger)
+    # The driver's directory, with what containers read, is not mounted.
+    files = ClaimFiles(operations.ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix))
     ends = ClaimEnds(operations.ledger, queue, files)
     driver, root = settings.resource_prefix, settings.kubelet_root
     return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
@@ -166,11 +156,15 @@ class DraDriver:
         self.registered = asyncio.Event()
         self.problem = ""
         metadata = MetadataFiles(metadata_directory(settings), settings.node_name)
-        files = self._files = _open_files(settings, operations.ledger, metadata)
+        cdi = CdiFiles(settings.cdi_dir, driver, metadata)
+        files = self._files = ClaimFiles(operations.ledger, cdi)
         ends = ClaimEnds(operations.ledger, queue, files)
         claims = ClaimReader(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )
+        wanted = DesiredDevices(operations.ledger, driver=driver, advertise=settings.advertise)
+        pool = Pool(driver, settings.node_name)
+        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         self.lifecycle = ClaimLifecycle(
             operations,
             preparer,
@@ -181,7 +175,7 @@ class DraDriver:
             permission=permission,
             files=files,
             ends=ends,
-            driver=driver,
+            tell_scheduler=self.slices.caught_up,
             cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         self.reconciler = ClaimReconciler(
@@ -194,11 +188,7 @@ class DraDriver:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = DesiredDevices(operations.ledger, advertise=settings.advertise)
-        pool = Pool(driver, settings.node_name)
-        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
-        self.lifecycle.tell_scheduler = self.slices.caught_up
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
@@ -251,24 +241,17 @@ class DraDriver:
         """Why kubelet is not served, or the slices are not published; empty: both are well."""
         found = []
         if not self.registered.is_set():
-            found.append(f"driver: {self.problem or self._not_yet}")
+            root = self._settings.kubelet_root
+            not_yet = (
+                "not registered with kubelet yet (it looks into plugins_registry of its root"
+                f" directory each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
+            )
+            found.append(f"driver: {self.problem or not_yet}")
         if not self.slices.published:
             found.append(f"ResourceSlices: {self.slices.problem or 'not published yet'}")
         if self.reconciler.problem:
             found.append(f"claims: {self.reconciler.problem}")
         return found
-
-    @property
-    def _not_yet(self) -> str:
-        root = self._settings.kubelet_root
-        return (
-            f"not registered with kubelet yet (it looks into plugins_registry of its root directory"
-            f" each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
-        )
-
-    def notes(self) -> list[str]:
-        """Problems that may keep pods from their devices although kubelet is served."""
-        return list(self.node.concerns)
 
     def _told(self, problem: str) -> None:
         self.problem = f"kubelet refused the driver: {problem}" if problem else ""
@@ -294,7 +277,3 @@ class DraDriver:
         if server is not None:
             remove_own(self._path, self._identity)
             await server.close_all()
-
-    async def close(self) -> None:
-        """Wait for the preparations that run; begin none."""
-        await self.lifecycle.close()

@@ -297,7 +297,7 @@ BUGS = {
     ),
     "f8-the-next-pod-is-not-judged": Bug(
         "dra/lifecycle.py",
-        "        await self._check_policy(ref, claim, requests)\n"
+        "        await self._check_policy(claim, requests)\n"
         "        targets = await self._targets.exactly(requests)\n",
         "        targets = await self._targets.exactly(requests)\n",
         "4",
@@ -333,8 +333,8 @@ BUGS = {
     ),
     "a-consumer-that-is-no-pod-is-nobody": Bug(
         "dra/claim.py",
-        "        bool(claim.status.reservedFor),\n",
-        "        bool(pods),\n",
+        "        reserved=bool(consumers),\n",
+        "        reserved=bool(pods),\n",
         "1379",
         apis="dra",
     ),

@@ -322,7 +322,7 @@ def test_the_end_waits_for_preparations_that_run(make: Callable[[], DraDriver]) 
     async def story() -> None:
         api, goes_on = make(), asyncio.Event()
         api.lifecycle.close = goes_on.wait  # type: ignore[method-assign,assignment]
-        closing = asyncio.create_task(api.close())
+        closing = asyncio.create_task(api.lifecycle.close())
         for _ in range(5):
             await asyncio.sleep(0)
         assert not closing.done()
@@ -357,9 +357,9 @@ def test_what_keeps_it_from_serving_is_told_one_by_one(make: Callable[[], DraDri
         assert api.not_ready() == ["claims: the record is damaged"]
         api.registered.clear()
         assert api.not_ready() == [NOT_YET, "claims: the record is damaged"]
-        assert api.notes() == []
+        assert list(api.node.concerns) == []
         api.node.concerns = ("kubelet is old",)
-        assert api.notes() == ["kubelet is old"]
+        assert list(api.node.concerns) == ["kubelet is old"]
 
     play(story)
 
