@@ -439,7 +439,8 @@ def test_more_changes_after_a_life_that_left_users_of_everything():
         for _ in range(300):
             before = now
             now = setup.changed(now, rng, setup.APIS, IMAGE, blind=True, settled=settled)
-            count += sum(getattr(before, of) != getattr(now, of) for of in ("api", "prefix", "boot"))
+            names = ("api", "prefix", "boot")
+            count += sum(getattr(before, name) != getattr(now, name) for name in names)
         return count
 
     assert changes(settled=True) > 2 * changes(settled=False) > 0
