@@ -540,7 +540,7 @@ class ClaimSide(Side):
         return not of_a_group or self.kubelet.names_devices_of(tenant.claim)
 
     async def reap(self) -> None:
-        if self.zombies:
+        if self.zombies and self.node.ends():
             await self.reaps(self.rng.choice(self.zombies))
 
     async def reaps(self, zombie: Tenant) -> None:

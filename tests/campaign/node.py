@@ -373,7 +373,7 @@ class Node:
                     self.found = self.found or error
             if self.found is not None:
                 raise self.found
-            await asyncio.sleep(self.rng.random() * 0.004)
+            await asyncio.sleep(self.rng.random() * (0.02 if self.lasting else 0.004))
 
     # ---------------------------------------------------------------- lives of the plugin
 

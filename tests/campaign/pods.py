@@ -343,7 +343,7 @@ class PodSide(Side):
 
     async def boots(self) -> None:
         while self.zombies:
-            await self.reap()
+            self.reaps()
         for tenant in self.tenants:
             for name in list(tenant.runs):
                 self.checker.ended(tenant.pod.uid, tenant.runs.pop(name))
@@ -354,7 +354,7 @@ class PodSide(Side):
 
     async def everything_ends(self) -> None:
         while self.zombies:
-            await self.reap()
+            self.reaps()
         for tenant in list(self.tenants):
             await self.end_one(tenant)
 
@@ -497,12 +497,15 @@ class PodSide(Side):
                 await self.kubelet.end_pod(tenant.pod)
 
     async def reap(self) -> None:
-        if self.zombies:
-            zombie = self.zombies.pop(self.rng.randrange(len(self.zombies)))
-            for regions in zombie.runs.values():
-                self.checker.ended(zombie.pod.uid, regions)
-            zombie.runs.clear()
-            self.node.remove_cgroup(zombie.pod.uid)
+        if self.zombies and self.node.ends():
+            self.reaps()
+
+    def reaps(self) -> None:
+        zombie = self.zombies.pop(self.rng.randrange(len(self.zombies)))
+        for regions in zombie.runs.values():
+            self.checker.ended(zombie.pod.uid, regions)
+        zombie.runs.clear()
+        self.node.remove_cgroup(zombie.pod.uid)
 
     def launched(self) -> None:
         pass
