@@ -140,6 +140,8 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# `make campaign-bugs`: until a deliberate bug is found.
+settings.register_profile("bugs", settings.get_profile("mutants"), max_examples=3000)
 settings.register_profile(
     "soak",
     settings.get_profile("default"),

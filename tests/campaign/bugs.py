@@ -21,6 +21,8 @@ class Bug:
         breaks: numbers of invariants, as the checker's words begin with them.
         weather: in which it shows; empty: in any.
         apis: by which it shows.
+        machine: the test in tests/unit/allocation whose state machine finds it, in place of the
+            campaign's checker.
         also: more replacements: file, what stands there, and what then does.
     """
 
@@ -31,6 +33,7 @@ class Bug:
     weather: str = ""
     apis: str = "device-plugin"
     kubelet: str = "extended"
+    machine: str = ""
     also: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -227,7 +230,7 @@ BUGS = {
         "                self._journal.write(told)\n"
         "                concerned |= self.apply(taking)\n",
         "23479",
-        weather="journal not written at times",
+        machine="test_state_unwritten.py::TestUnwritten",
     ),
     "f4-prepared-for-whatever-it-was": Bug(
         "dra/lifecycle.py",
@@ -255,6 +258,7 @@ BUGS = {
         "        return not self.cgroups.instance_gone(noted.get(pod, ()))"
         " and self.cgroups.may_live(pod)\n",
         "179",
+        machine="test_ledger_life.py::TestLife",
     ),
     "f7-what-is-put-back-is-believed": Bug(
         "allocation/journal/journal.py",
@@ -351,7 +355,7 @@ BUGS = {
         '        same_boot = snapshot.facts.get(Fact.BOOT, "") == self.boot_id\n',
         "        same_boot = True\n",
         "2347910",
-        apis="both",
+        machine="test_ledger_steps.py::TestSteps",
     ),
 }
 

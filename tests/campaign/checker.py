@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,12 +89,13 @@ class Snapshot:
         """Whether anything is left of anybody."""
         return bool(self.allocations or self.claim_owners or self.tenancies)
 
-    def users(self) -> set[str]:
-        """Pods that may be using what claims of DRA have.
+    def users(self, *, but: Collection[str] = ()) -> set[str]:
+        """Pods that may be using what claims of DRA have, `but` these claims.
 
         Not an earlier owner's, whose region was adopted before it was scrubbed: the scrub ends it.
         """
-        held = {device for row in self.claim_owners.values() for device in row["devices"]}
+        rows = (row for uid, row in self.claim_owners.items() if uid not in but)
+        held = {device for row in rows for device in row["devices"]}
         numbers = {row["number"] for device, row in self.allocations.items() if device in held}
         keys = map(json.loads, self.tenancies)
         return {key["pod"] for key in keys if key["allocation"] in numbers}

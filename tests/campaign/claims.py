@@ -11,6 +11,7 @@ device plugin API serves, or the driver has another name, no call is made: pods 
 import asyncio
 import contextlib
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,16 @@ CROWD = 100
 
 ALWAYS = "00000000-0000-4000-8000-000000000000"
 """A pod that kubelet always runs: the plugin knows kubelet's cgroups by it."""
+
+
+class GroupClaim(Claim):
+    """Reserved for a group: the API server names none of its pods, only kubelet's record does."""
+
+    def object(self) -> Any:
+        made = super().object()
+        group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups"}
+        made["status"]["reservedFor"] = [{**group, "name": self.name, "uid": self.uid}]
+        return made
 
 
 @dataclass(eq=False)
@@ -95,6 +106,7 @@ class ClaimSide(Side):
         self.number = 0
         self.judging = False
         self.before: set[str] = set()
+        self.again_from = 0.0
 
     def settings(self) -> Mapping[str, str]:
         return {
@@ -270,12 +282,13 @@ class ClaimSide(Side):
         else:
             return None
         self.number += 1
-        claim = Claim(f"claim-{self.number}")
+        group = rng.random() < 0.4
+        claim = (GroupClaim if group else Claim)(f"claim-{self.number}")
         driver = self.node.setup.prefix
         for number, device in enumerate(devices):
             claim.results += Claim("", device, request=f"r{number}").results
         claim.results = [one | {"driver": driver} for one in claim.results]
-        tenant = Tenant(claim, driver, devices, {}, [])
+        tenant = Tenant(claim, driver, devices, {}, [], joined=group)
         self.asks_for(tenant)
         return tenant
 
@@ -331,7 +344,8 @@ class ClaimSide(Side):
         """Kubelet asks for what it has no answer for in this life; of one pod's claims at once."""
 
         def lacks(tenant: Tenant) -> bool:
-            return self.asked(tenant) and not tenant.ready and not tenant.ending
+            waits = tenant.prepared and time.monotonic() < self.again_from
+            return self.asked(tenant) and not (tenant.ready or tenant.ending or waits)
 
         if (first := self.pick(lacks)) is None:
             return
@@ -377,11 +391,12 @@ class ClaimSide(Side):
         lines = [line for one in found["devices"] for line in one["containerEdits"]["env"]]
         return dict(line.split("=", 1) for line in lines)
 
-    def run_or_stop(self, tenant: Tenant) -> None:
-        """A container of the claim ends, or starts: no call reports it."""
+    def run_or_stop(self, tenant: Tenant, *, stops: bool = True) -> None:
+        """A container of the claim starts, or ends where one `stops`: no call reports it."""
         pod = self.rng.choice(tenant.pods)
         if pod in tenant.runs:
-            self.stops(tenant, pod)
+            if stops:
+                self.stops(tenant, pod)
             return
         if tenant.busy or tenant not in self.tenants or not tenant.ready:
             return
@@ -402,8 +417,9 @@ class ClaimSide(Side):
         self.node.cgroup(pod, runs=False)
 
     async def container(self) -> None:
-        if (tenant := self.pick(lambda each: each.ready)) is not None:
-            self.run_or_stop(tenant)
+        stops = self.node.ends()
+        if (tenant := self.pick(lambda each: each.ready or (stops and each.runs))) is not None:
+            self.run_or_stop(tenant, stops=stops)
 
     async def join(self) -> None:
         """More pods of a claim: kubelet writes them down, and asks nothing."""
@@ -438,7 +454,7 @@ class ClaimSide(Side):
         Its uid and devices are the same.
         """
         tenant = self.pick(lambda each: each.prepared and not each.runs and not each.ending)
-        if tenant is not None and self.known:
+        if tenant is not None and self.known and self.node.ends():
             self.said["allocated again"] += 1
             self.pods_end(tenant)
             self.kubelet.forget(tenant.claim)
@@ -447,6 +463,8 @@ class ClaimSide(Side):
 
     async def end(self) -> None:
         early = self.rng.random() < 0.1
+        if not self.node.ends():
+            return
         if (tenant := self.pick(lambda each: each.prepared or early)) is not None:
             await self.end_one(tenant)
 
@@ -502,9 +520,9 @@ class ClaimSide(Side):
 
     async def end_by_force(self) -> None:
         """The claim is deleted, and its devices are given on, while its containers run."""
-        if not self.node.setup.cgroups:
-            return  # kubelet's word alone would count
-        if (tenant := self.pick(lambda each: each.runs)) is None:
+        if not self.node.setup.cgroups or not self.node.ends(0.2):
+            return  # without cgroups kubelet's word alone would count
+        if (tenant := self.pick(lambda each: each.runs and self.seen(each))) is None:
             return
         self.said["deleted by force"] += 1
         tenant.ready = False
@@ -516,8 +534,13 @@ class ClaimSide(Side):
             with self.busy(tenant):
                 await self.unprepare(tenant)  # to no end, unless another claim has its regions
 
+    def seen(self, tenant: Tenant) -> bool:
+        """Whether somebody still names its pods: kubelet's record, or the journal by their uids."""
+        of_a_group = isinstance(tenant.claim, GroupClaim)
+        return not of_a_group or self.kubelet.names_devices_of(tenant.claim)
+
     async def reap(self) -> None:
-        if self.zombies:
+        if self.zombies and self.node.ends():
             await self.reaps(self.rng.choice(self.zombies))
 
     async def reaps(self, zombie: Tenant) -> None:
@@ -528,8 +551,9 @@ class ClaimSide(Side):
                     self.zombies.remove(zombie)
 
     async def restarts(self) -> None:
-        """It asks for all claims again; it may have lost its record."""
+        """It asks for all claims again, sooner or later; it may have lost its record."""
         await self.kubelet.stop()
+        self.again_from = time.monotonic() + self.rng.choice([0, 0, 0.3, 1])
         for tenant in self.everybody():
             tenant.ready = False
         # While pods are served by the device plugin API the API server is not asked: what kubelet's
@@ -559,7 +583,7 @@ class ClaimSide(Side):
         (Side.hang, 5),
         (api_stumbles, 1),
     )
-    BESIDE = ((container, 4), (join, 1), (leave, 1), (end, 0.3), (end_by_force, 0.3), (reap, 1))
+    BESIDE = ((container, 4), (join, 1), (leave, 1), (end, 0.1), (end_by_force, 0.2), (reap, 1))
 
     async def everything_ends(self) -> None:
         self.api.replies.clear()
@@ -579,7 +603,11 @@ class ClaimSide(Side):
             await asyncio.sleep(0.01)
 
     def nobody_is_kept(self) -> bool:
-        """Whether the journal has, of what claims have, no pod that parted and is gone."""
+        """Whether the journal has, of what claims have, no pod that parted and is gone.
+
+        Who has left a group nobody says while kubelet's record lacks its claim.
+        """
         mine = {uid for tenant in self.everybody() for uid in tenant.pods}
-        users = self.journal().users() - mine
+        unsaid = {one.claim.uid for one in self.tenants if not self.seen(one)}
+        users = self.journal().users(but=unsaid) - mine
         return all((self.node.cgroups / f"pod{uid}").exists() for uid in users)

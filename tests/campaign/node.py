@@ -50,7 +50,7 @@ HANDS = 5
 LIMIT = 60.0
 """Idle seconds (`Node.idled`) for what has to come about by itself: a hundred times as many."""
 
-IDLE = 0.7
+IDLE, IDLE_WHERE_ALL_STAYS = 0.7, 0.2
 """Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
 
 Step = tuple[Callable[[Any], Awaitable[None]], float]
@@ -205,6 +205,8 @@ class Node:
         calls: how often kubelet has asked.
         spoilt: the weather had the journal, and the plugin has not mended it yet.
         unread: nor has it read it.
+        lasting: what was given out mostly stays with whom it has in this life, and runs: what comes
+            next finds users of everything.
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class Node:
         self.plugin: Plugin | None = None
         self.wind = FAIR
         self.setup = Setup(api=apis[0])
-        self.spoilt = self.unread = False
+        self.spoilt = self.unread = self.lasting = False
         self.born = 0.0
         self.since = 0
         self.idle: set[str] = set()
@@ -338,6 +340,10 @@ class Node:
             # Kept, so that its inode is not used again, as kernfs never does.
             path.rename(self.folder / f"gone-{uid}-{time.monotonic_ns()}")
 
+    def ends(self, often: float = 0.05) -> bool:
+        """Whether something ends whose turn it is; so `often` in a life in which all lasts."""
+        return not self.lasting or self.rng.random() < often
+
     def allowed(self, owner: str, wanted: Mapping[str, str]) -> None:
         """The plugin lets an owner have these images.
 
@@ -367,7 +373,7 @@ class Node:
                     self.found = self.found or error
             if self.found is not None:
                 raise self.found
-            await asyncio.sleep(self.rng.random() * 0.004)
+            await asyncio.sleep(self.rng.random() * (0.02 if self.lasting else 0.004))
 
     # ---------------------------------------------------------------- lives of the plugin
 
@@ -400,7 +406,9 @@ class Node:
         """What is not as it was in the last life."""
         exposed = any(side.exposed() for side in self.sides.values())
         before = self.setup
-        self.setup = changed(before, self.rng, self.apis, AFU_2, blind=not exposed)
+        self.setup = changed(
+            before, self.rng, self.apis, AFU_2, blind=not exposed, settled=self.lasting
+        )
         if any(side.unrecorded() for side in self.sides.values()):
             self.setup = replace(self.setup, api=before.api)  # see ClaimSide.restarts
         await self.kubelet_changes(boots=before.boot != self.setup.boot)
@@ -412,7 +420,10 @@ class Node:
             self.said["no cgroups"] += 1
         if self.setup.records != "there":
             self.said[f"records {self.setup.records}"] += 1
-        self.wind = wind(self.rng, self.only) if self.weather and not exposed else FAIR
+        often = (0.7 if self.only else 0.4) if self.lasting else (0.3 if self.only else 0.15)
+        self.wind = FAIR
+        if self.weather is not None and self.rng.random() < often:
+            self.wind = wind(self.rng, self.only, exposed=exposed)
         if self.weather is not None:
             self.weather.begin(self.wind, self.rng)
         # Owners are known to the journal; else to kubelet's records, once they were read: it may
@@ -424,7 +435,7 @@ class Node:
         """While no plugin runs the node boots, or kubelet restarts alone; mostly neither."""
         if boots:
             self.idle = set()  # after a boot nothing counts as clean
-        elif self.rng.random() >= 0.1:
+        elif self.rng.random() >= (0.35 if self.lasting else 0.1):
             return
         for side in self.sides.values():
             await (side.boots() if boots else side.restarts())
@@ -432,22 +443,28 @@ class Node:
     async def life(self) -> None:
         """One life: pods meanwhile, SIGKILL, and what the dead plugin leaves is judged."""
         await self.changes()
-        family = self.rng.choice(["", *points.FAMILIES, *points.FAMILIES, "any"])
+        self.lasting = self.rng.random() < 0.4
+        idle = IDLE_WHERE_ALL_STAYS if self.lasting else IDLE
+        families = ["", *points.FAMILIES, *points.FAMILIES, "any"]
+        family = self.rng.choice(families + [""] * 20 * self.lasting)
         number = self.rng.randint(1, self.rng.choice([6, 30, 120]))
         late = ":late" if self.rng.random() < 0.75 else ""
         self.launch(f"{family}:{number}{late}" if family else "")
         # By kubelet's calls, not by a clock: a busy machine gets as much into a life. One in which
         # nothing is answered ends, too: what it waits for may not come before the next one.
-        early = not family and self.rng.random() < 0.3
-        until = self.born + (self.rng.random() * 0.4 if early else 15)
-        calls = self.calls + self.rng.randint(2, self.rng.choice([8, 24, 60]))
+        early = not (family or self.lasting) and self.rng.random() < 0.3
+        longest = 4 if self.lasting else 15
+        until = self.born + (self.rng.random() * 0.4 if early else longest)
+        calls = self.calls + self.rng.randint(
+            2, 60 if self.lasting else self.rng.choice([8, 24, 60])
+        )
         hands = [asyncio.create_task(self.hand()) for _ in range(HANDS)]
         seen, begun = self.calls, self.idled()
         try:
             while self.alive() and self.found is None and self.calls < calls:
                 if seen != self.calls or not self.side.ready():
                     seen, begun = self.calls, self.idled()
-                if self.idled() > begun + IDLE or time.monotonic() > until:
+                if self.idled() > begun + idle or time.monotonic() > until:
                     break
                 await asyncio.sleep(0.004)
                 self.side.known = self.side.known or self.side.all_known()

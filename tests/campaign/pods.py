@@ -343,7 +343,7 @@ class PodSide(Side):
 
     async def boots(self) -> None:
         while self.zombies:
-            await self.reap()
+            self.reaps()
         for tenant in self.tenants:
             for name in list(tenant.runs):
                 self.checker.ended(tenant.pod.uid, tenant.runs.pop(name))
@@ -354,7 +354,7 @@ class PodSide(Side):
 
     async def everything_ends(self) -> None:
         while self.zombies:
-            await self.reap()
+            self.reaps()
         for tenant in list(self.tenants):
             await self.end_one(tenant)
 
@@ -468,7 +468,7 @@ class PodSide(Side):
         tenant.todo.insert(0, name)
 
     async def end(self) -> None:
-        if (tenant := self.pick()) is not None:
+        if self.node.ends() and (tenant := self.pick()) is not None:
             with self.busy(tenant):
                 await self.end_one(tenant)
 
@@ -486,8 +486,8 @@ class PodSide(Side):
 
     async def end_by_force(self) -> None:
         """Kubelet forgets the pod, and gives on its devices, while its processes run."""
-        if not self.node.setup.cgroups:
-            return  # kubelet's word alone would count
+        if not self.node.setup.cgroups or not self.node.ends(0.2):
+            return  # without cgroups kubelet's word alone would count
         if (tenant := self.pick(lambda each: each.runs)) is not None:
             tenant.busy = True
             self.tenants.remove(tenant)
@@ -497,12 +497,15 @@ class PodSide(Side):
                 await self.kubelet.end_pod(tenant.pod)
 
     async def reap(self) -> None:
-        if self.zombies:
-            zombie = self.zombies.pop(self.rng.randrange(len(self.zombies)))
-            for regions in zombie.runs.values():
-                self.checker.ended(zombie.pod.uid, regions)
-            zombie.runs.clear()
-            self.node.remove_cgroup(zombie.pod.uid)
+        if self.zombies and self.node.ends():
+            self.reaps()
+
+    def reaps(self) -> None:
+        zombie = self.zombies.pop(self.rng.randrange(len(self.zombies)))
+        for regions in zombie.runs.values():
+            self.checker.ended(zombie.pod.uid, regions)
+        zombie.runs.clear()
+        self.node.remove_cgroup(zombie.pod.uid)
 
     def launched(self) -> None:
         pass
@@ -527,4 +530,4 @@ class PodSide(Side):
         (Side.restart_kubelet, 0.3),
         (Side.hang, 5),
     )
-    BESIDE = ((crash, 2), (end, 3), (end_by_force, 0.5), (reap, 3))
+    BESIDE = ((crash, 2), (end, 1), (end_by_force, 0.3), (reap, 3))

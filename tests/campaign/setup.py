@@ -55,22 +55,42 @@ class Setup:
 
 
 def changed(
-    before: Setup, rng: random.Random, apis: tuple[str, ...], bitstream: str, *, blind: bool
+    before: Setup,
+    rng: random.Random,
+    apis: tuple[str, ...],
+    bitstream: str,
+    *,
+    blind: bool,
+    settled: bool = False,
 ) -> Setup:
-    """The next life's: mostly as before. `blind`: whether it may be one that sees no cgroups."""
+    """The next life's: mostly as before.
+
+    Args:
+        before: the last one's.
+        rng: whatever is by chance.
+        apis: those that may serve.
+        bitstream: what a policy may deny.
+        blind: whether it may be one that sees no cgroups.
+        settled: whether the last life left users of everything, so that a change tells most.
+    """
+
+    def happens(often: float) -> bool:
+        return rng.random() < (2 * often if settled else often / 2)
 
     def other(now: str, *values: str, often: float) -> str:
-        return rng.choice([one for one in values if one != now]) if rng.random() < often else now
+        return rng.choice([one for one in values if one != now]) if happens(often) else now
 
-    api = other(before.api, *apis, often=0.12) if len(apis) > 1 else apis[0]
+    api = other(before.api, *apis, often=0.2) if len(apis) > 1 else apis[0]
+    # Who changes the API changes the mounts of kubelet's directories with it.
+    records = [16, 1, 3] if api == before.api else [2, 1, 3]
     return replace(
         before,
         api=api,
-        prefix=other(before.prefix, *PREFIXES, often=0.05 if before.prefix == PREFIXES[0] else 0.2),
+        prefix=other(before.prefix, *PREFIXES, often=0.1 if before.prefix == PREFIXES[0] else 0.2),
         cdi=other(before.cdi, "cdi", "cdi-2", often=0.05),
         scrub=other(before.scrub, "required", "best-effort", often=0.05),
-        cgroups=not (blind and rng.random() < 0.1),
+        cgroups=not (blind and happens(0.2)),
         forbids=bitstream if rng.random() < 0.2 else "",
-        records=rng.choices(["there", "half", "away"], [16, 1, 3])[0],
-        boot=before.boot + (rng.random() < 0.03),
+        records=rng.choices(["there", "half", "away"], records)[0],
+        boot=before.boot + happens(0.03),
     )

@@ -35,6 +35,7 @@ class Wind:
         unwritten: some of the journal's transactions fail.
         silent: accelerators hang.
         env: for the plugin.
+        spares_users: all pods that may use regions stay in the journal, or in what it becomes.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Wind:
     unwritten: bool = False
     silent: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    spares_users: bool = False
 
     @property
     def forgets(self) -> bool:
@@ -214,16 +216,16 @@ _WINDS = (
     Wind("journal overwritten", _overwritten(0)),
     Wind("write-ahead log overwritten", _overwritten(1)),
     Wind("journal of a later version", _future),
-    Wind("marker lost", _marker_lost),
+    Wind("marker lost", _marker_lost, spares_users=True),
     Wind("older journal put back", _older),
     Wind("state directory exchanged", _exchanged),
-    Wind("journal of schema 3", _schema_3),
+    Wind("journal of schema 3", _schema_3, spares_users=True),
     Wind("journal not written at times", unwritten=True),
     Wind("disk full", full=True),
     Wind("state directory read only", read_only=True),
-    Wind("store hangs", hangs=EVERYTHING),
-    Wind("store's contents hang", hangs=CONTENTS),
-    Wind("accelerators hang", silent=True),
+    Wind("store hangs", hangs=EVERYTHING, spares_users=True),
+    Wind("store's contents hang", hangs=CONTENTS, spares_users=True),
+    Wind("accelerators hang", silent=True, spares_users=True),
     Wind("slow fsync", env={points.SLOW: "0.05 0.05 0.05 0.1 0.3 1"}),
     Wind("clock a day ahead", env={points.CLOCK: "86400"}),
     Wind("clock a year back", env={points.CLOCK: "-31536000"}),
@@ -233,11 +235,10 @@ _WINDS = (
 NAMES = tuple(one.name for one in _WINDS)
 
 
-def wind(rng: random.Random, only: str = "") -> Wind:
-    """Of the next life: fair, mostly; or the one that is named, half of the time."""
-    if only:
-        return rng.choice([FAIR, *(one for one in _WINDS if one.name == only)])
-    return rng.choice(_WINDS) if rng.random() < 0.25 else FAIR
+def wind(rng: random.Random, only: str = "", *, exposed: bool = False) -> Wind:
+    """One of them, or the named one; `exposed`: pods run of which only the journal knows."""
+    found = [one for one in _WINDS if one.name == only or not only]
+    return rng.choice([one for one in found if one.spares_users or not exposed] or [FAIR])
 
 
 class Weather:

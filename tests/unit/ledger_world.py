@@ -9,7 +9,7 @@ import asyncio
 import asyncio.base_events
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -416,6 +416,7 @@ class Pod:
         owed: containers that were created and whose PostStop may still come.
         unheard: those of them whose PreStart the plugin did not take in.
         call: the PreStart under way, and what it asks for each region.
+        mark: of its data; no other pod's, though its uid comes again.
     """
 
     uid: PodUid
@@ -430,6 +431,7 @@ class Pod:
     unheard: int = 0
     call: "asyncio.Task[None] | None" = None
     asked: dict[RegionId, AfuId] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: f"pod {next(INSTANCES)}")
 
 
 @dataclass(frozen=True)
@@ -482,7 +484,7 @@ class Checkpoint(PodDirectory):
 
 
 class Cgroups:
-    """`PodCgroups` over the pods."""
+    """`PodCgroups` over the pods; each pod has a cgroup of its own, though its uid comes again."""
 
     def __init__(self, pods: list[Pod]) -> None:
         self._pods = pods
@@ -496,12 +498,16 @@ class Cgroups:
 
     may_run_containers = may_live
 
-    def instance(self, _uid: PodUid) -> tuple[Cgroup, ...]:
-        """Its pods never have a uid twice."""
-        return ()
+    def instance(self, uid: PodUid) -> tuple[Cgroup, ...]:
+        return tuple(
+            Cgroup("/cgroup", f"/cgroup/pod{uid}", 1, inode)
+            for inode, pod in enumerate(self._pods)
+            if pod.uid == uid and (pod.active or pod.running)
+        )
 
-    def instance_gone(self, _cgroups: object) -> bool:
-        return False
+    def instance_gone(self, cgroups: Collection[Cgroup]) -> bool:
+        pods = [self._pods[one.inode] for one in cgroups]
+        return bool(pods) and not any(pod.active or pod.running for pod in pods)
 
     def expect(self, _uid: PodUid) -> bool:
         return True

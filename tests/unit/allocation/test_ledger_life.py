@@ -83,7 +83,7 @@ class Life(RuleBasedStateMachine):
         self.uids = 0
         self.admitting: Pod | None = None
         self.answered = False
-        self.bound: set[PodUid | None] = set()
+        self.bound: set[str] = set()
         self.view: dict[str, dict[DeviceId, bool]] = {}
 
     async def to_thread(self, function, *args, **kwargs):
@@ -188,15 +188,17 @@ class Life(RuleBasedStateMachine):
         What a container reaches follows the numbers of its nodes, and those move. A pod of which
         nobody told the plugin uses its own region only, which it has open.
         """
-        self.bound |= {allocation.pod for allocation in self.plugin.ledger.allocations.values()}
+        owners = {allocation.pod for allocation in self.plugin.ledger.allocations.values()}
+        latest = {pod.uid: pod for pod in self.pods}
+        self.bound |= {pod.mark for uid, pod in latest.items() if uid in owners}
         for pod in self.pods:
-            for node in pod.nodes.values() if pod.running and pod.uid in self.bound else ():
+            for node in pod.nodes.values() if pod.running and pod.mark in self.bound else ():
                 slot = self.rack.find(node)
                 if slot is not None and not slot.held:
                     pod.attached.add(slot.id)
             for region in pod.attached if pod.running else ():
-                self.rack.slot(region).data.add(pod.uid)
-                self.rack.boards[card_of(region)].memory.add(pod.uid)
+                self.rack.slot(region).data.add(pod.mark)
+                self.rack.boards[card_of(region)].memory.add(pod.mark)
 
     def run_container(self, pod: Pod, *, holds: bool) -> None:
         pod.running = True
@@ -207,14 +209,14 @@ class Life(RuleBasedStateMachine):
             if slot is not None and not slot.held:
                 pod.attached.add(slot.id)
                 if holds:
-                    slot.opens.add(pod.uid)
+                    slot.opens.add(pod.mark)
         self.write()
 
     def stop_container(self, pod: Pod) -> None:
         self.write()
         pod.running = False
         for region in pod.attached:
-            self.rack.slot(region).opens.discard(pod.uid)
+            self.rack.slot(region).opens.discard(pod.mark)
         pod.attached = set()
 
     def answered_prestart(self, pod: Pod, task, *, holds: bool) -> None:
@@ -240,12 +242,12 @@ class Life(RuleBasedStateMachine):
             if slot is None or slot.id != region:
                 self.failures.append(f"{pod.uid} of {region} was given {node} of {slot}")
                 continue
-            if slot.data - {pod.uid}:
+            if slot.data - {pod.mark}:
                 self.failures.append(f"{pod.uid} starts on {region} with data of {slot.data}")
             if slot.afu != pod.asked.get(region, BLANK):
                 self.failures.append(f"{pod.uid} starts on {region} with image {slot.afu}")
             alone = board.card.ports == sum(r in board.slots for r in pod.nodes)
-            if alone and board.card.clears_memory and board.memory - {pod.uid}:
+            if alone and board.card.clears_memory and board.memory - {pod.mark}:
                 self.failures.append(f"{pod.uid} starts on {region} with memory {board.memory}")
         self.run_container(pod, holds=holds)
 
@@ -312,7 +314,6 @@ class Life(RuleBasedStateMachine):
             if number % 2:
                 self.attempt(lambda: self.plugin.calls.deallocate(resource, devices))
         else:
-            self.uids += 1
             nodes = {
                 region: node
                 for device in devices
@@ -323,9 +324,18 @@ class Life(RuleBasedStateMachine):
                 if set(pod.devices) & set(devices):
                     # No more than the call that kubelet had begun.
                     pod.owed = min(max(pod.owed - pod.unheard, 0), 1)
-            self.admitting = Pod(PodUid(f"pod-{self.uids}"), resource, devices, nodes)
+            self.admitting = Pod(self.uid(static=number % 2 > 0), resource, devices, nodes)
             self.pods.append(self.admitting)
         self.after(jobs)
+
+    def uid(self, *, static: bool) -> PodUid:
+        """A static pod that was removed comes again: with its uid, and a cgroup of its own."""
+        there = {pod.uid for pod in self.pods if pod.active or pod.running}
+        gone = [pod.uid for pod in self.pods if pod.uid not in there]
+        if static and gone:
+            return gone[-1]
+        self.uids += 1
+        return PodUid(f"pod-{self.uids}")
 
     def admit_next_container(self) -> None:
         """Init containers and their successors share devices, and are all admitted first."""

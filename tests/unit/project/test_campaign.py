@@ -433,6 +433,48 @@ def test_transactions_fail_by_their_numbers_and_leave_nothing(monkeypatch, tmp_p
                 journal.write(Change(drained={CardId(CARD): not fails}))
 
 
+def test_more_changes_after_a_life_that_left_users_of_everything():
+    def changes(*, settled):
+        rng, now, count = random.Random(1), setup.Setup(), 0
+        for _ in range(300):
+            before = now
+            now = setup.changed(now, rng, setup.APIS, IMAGE, blind=True, settled=settled)
+            names = ("api", "prefix", "boot")
+            count += sum(getattr(before, name) != getattr(now, name) for name in names)
+        return count
+
+    assert changes(settled=True) > 2 * changes(settled=False) > 0
+
+
+def test_no_weather_loses_the_users_of_regions_of_whom_only_the_journal_knows():
+    rng = random.Random(1)
+    exposed = {weather.wind(rng, exposed=True).name for _ in range(300)}
+    assert {"marker lost", "journal of schema 3", "accelerators hang"} <= exposed
+    assert exposed.isdisjoint({"journal lost", "older journal put back", "journal cut"})
+    assert {weather.wind(rng).name for _ in range(999)} == {*weather.NAMES}
+    assert weather.wind(rng, "journal lost", exposed=True) is weather.FAIR
+    assert weather.wind(rng, "journal lost").name == "journal lost"
+
+
+def test_the_api_server_names_nobody_of_a_group():
+    node = a_node(claims.ClaimSide)
+    side = node.side
+    try:
+        made = [side.make() for _ in range(20)]
+        groups = [one for one in made if isinstance(one.claim, claims.GroupClaim)]
+        assert 0 < len(groups) < len(made)
+        for one in made:
+            kinds = {each["resource"] for each in one.claim.object()["status"]["reservedFor"]}
+            assert kinds == {"podgroups" if one in groups else "pods"}
+            assert side.seen(one) == (one not in groups), "kubelet has not written it down"
+        named = SimpleNamespace(pool_name="p", device_name="d", request_names=[], cdi_device_ids=[])
+        one = groups[0]
+        side.kubelet.keep(one.claim, one.driver, one.devices, one.pods, [named])
+        assert side.seen(one)
+    finally:
+        node.close()
+
+
 SET_BACK = weather.Wind("set back", lambda *_: None)
 DAMAGED = "the journal is in doubt"
 
