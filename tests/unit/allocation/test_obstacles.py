@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doubles.cards import REGIONS, WHOLE
+from doubles.cards import REGIONS
 from ledger_support import make_ledger, start
 from obstacle_reasons import BOARD, CARD, D0, OTHER, R0, REASONS
 
@@ -18,7 +18,7 @@ from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.hardware.model import CardProblem, Iommu, Region
+from fpga_plugin.hardware.model import CardProblem, Iommu
 from fpga_plugin.ids import DeviceId, PciAddress
 from fpga_plugin.settings.settings import Exposure
 
@@ -185,15 +185,3 @@ def test_the_table_of_the_documents_is_made_from_the_code() -> None:
     tool = runpy.run_path(str(ROOT / "docs/obstacles.py"))
     text = path.read_text()
     assert tool["rewritten"](text) == text, "run `make docs`"
-
-
-@pytest.mark.parametrize("regions", [1, 3])
-def test_a_card_that_has_other_regions_than_were_granted_refuses_the_container(
-    ledger: Ledger, regions: int
-) -> None:
-    (claim,) = ledger.device_plugin.allocate(WHOLE, [BOARD])
-    another = Region(CARD.id, 2, Grant(("/dev/new",)))
-    now = (*CARD.regions, another)[:regions]
-    ledger.show(replace(CARD, regions=now, ports=regions))
-    with pytest.raises(RefusedError, match=r"was not there|is gone now"):
-        ledger.obstacles.check_grants(claim)
