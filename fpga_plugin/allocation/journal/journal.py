@@ -138,7 +138,7 @@ class Journal:
         _create(self.path)  # private, and SQLite gives the log the modes of the database
         db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
         # Damaged text is a value that makes no sense, not an error of the reading.
-        db.text_factory = _text
+        db.text_factory = lambda raw: raw.decode(errors="surrogateescape")
         return db
 
     def _open(self) -> tuple[sqlite3.Connection, Change]:
@@ -351,10 +351,6 @@ def _create(path: str) -> None:
     """An empty file that only its owner reads, unless there is one."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="surrogateescape")
 
 
 def _unreadable(error: Exception, path: str) -> bool:

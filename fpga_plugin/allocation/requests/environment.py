@@ -17,11 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fpga_plugin.allocation.requests.parse import (
-    REQUEST_PREFIXES,
-    FpgaRequest,
-    is_request_variable,
-)
+from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES, FpgaRequest
 from fpga_plugin.allocation.requests.unknown_variables import PREFIX, requests_in
 from fpga_plugin.errors import InvalidRequestError, quote
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
@@ -31,16 +27,12 @@ _REFERENCE: Final = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 
-_WRITE_IT_OUT: Final = "write the value itself into the pod's spec"
-
 _LONGEST: Final = 4096
 """Characters of a value. No request variable needs as many, and values made of each other grow
 without bound: ten of ten of ten."""
 
 _LONGEST_ALL: Final = 4 << 20
 """Characters of all values of a container. The kernel starts nothing with as many (execve(2))."""
-
-_LATER: Final = "which kubelet knows only when the container starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +119,12 @@ def request_variables(pod: Pod, container: Container) -> ContainerRequests:
                 " characters together",
                 hint="leave out what makes them so long",
             )
-    requests = {name: value for name, value in values.items() if is_request_variable(name)}
+    requests = {n: value for n, value in values.items() if n.startswith(REQUEST_PREFIXES)}
     for name, value in requests.items():
         if value.unknown:
             raise InvalidRequestError(
                 f"variable {quote(name)} of container {container.name} comes from {value.unknown}",
-                hint=_WRITE_IT_OUT,
+                hint="write the value itself into the pod's spec",
             )
     if not requests and any(_may_hide(prefix) for prefix in container.env_from):
         raise InvalidRequestError(
@@ -177,7 +169,8 @@ def _field(pod: Pod, path: str) -> _Value:
     }
     if path in fields:
         return _Value(fields[path])
-    return _Value(unknown=f"field {quote(path)}, {_LATER}")
+    what = f"field {quote(path)}, which kubelet knows only when the container starts"
+    return _Value(unknown=what)
 
 
 def _expand(text: str, so_far: Mapping[str, _Value]) -> _Value:

@@ -33,7 +33,7 @@ _BITSTREAM: Final = "FPGA_BITSTREAM_ID_"
 _AFU: Final = "FPGA_AFU_"
 _PARAMS: Final = "FPGA_DRIVER_PARAMS_"
 REQUEST_PREFIXES: Final = (_REGION, _BITSTREAM, _AFU, _PARAMS)
-"""What the names of request variables begin with.
+"""What the names of request variables begin with; the rest of such a name may be wrong.
 
 None is the beginning of another, so each variable is of one kind at most.
 """
@@ -105,11 +105,6 @@ class FpgaRequest:
     def params_variable(self) -> str:
         """`FPGA_DRIVER_PARAMS_<n>`, cut to what a message may quote."""
         return _shown(_PARAMS + self.suffix)
-
-
-def is_request_variable(name: str) -> bool:
-    """Whether a variable is part of a request, by its name; the rest of the name may be wrong."""
-    return name.startswith(REQUEST_PREFIXES)
 
 
 def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
