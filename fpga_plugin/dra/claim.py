@@ -97,9 +97,8 @@ class ResourceClaim:
         pods: for which it is reserved, those known now.
         pod: the pod whose extended resources it stands for; None: it is no such claim.
         names: the pods' valid names.
-        reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
-            such as a group of pods, counts as one that lives.
-        only_for_pods: whether `pods` are all for whom it is reserved.
+        others: whether it is reserved for a consumer that is no pod, such as a group of pods: it
+            counts as one that lives.
     """
 
     owner: ClaimOwner
@@ -107,8 +106,7 @@ class ResourceClaim:
     pods: frozenset[PodUid] = frozenset()
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
-    reserved: bool = False
-    only_for_pods: bool = False
+    others: bool = False
 
     @property
     def users(self) -> frozenset[PodUid]:
@@ -296,8 +294,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         uids,
         pod,
         names,
-        reserved=bool(consumers),
-        only_for_pods=len(uids) == len(consumers),
+        others=len(uids) < len(consumers),
     )
 
 

@@ -36,13 +36,11 @@ from fpga_plugin.errors import SettingsError
 from fpga_plugin.kubernetes.apiserver.nodecheck import NodeCheck, for_claims
 from fpga_plugin.kubernetes.grpc.fixed_socket import (
     REGISTRY,
+    FixedSocket,
     SocketError,
     check_length,
-    listen_at,
     registry_path,
-    remove_own,
 )
-from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.kubelet.registry import Info, RegistrySocket, Reoffer
 from fpga_plugin.settings.settings import Advertise, Settings
 from fpga_plugin.settings.values import NO_CDI_DEVICES
@@ -192,22 +190,17 @@ class DraDriver:
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
-        self._servicer = DraServicer(
+        servicer = DraServicer(
             self.lifecycle,
             operations.ledger,
             settings.node_name,
             recorder,
             Evictions(operations.ledger),
         )
-        self._path = socket_path(settings)
-        self._registry = RegistrySocket(
-            registry_path(root, driver),
-            Info("DRAPlugin", driver, self._path, VERSIONS),
-            self._told,
-        )
+        self._endpoint = FixedSocket(socket_path(settings), servicer)
+        info = Info("DRAPlugin", driver, self._endpoint.path, VERSIONS)
+        self._registry = RegistrySocket(registry_path(root, driver), info, self._told)
         self._reoffer = Reoffer(self._registry)
-        self._server: ClosingServer | None = None
-        self._identity = ""
 
     async def start(self) -> None:
         """Serve; kubelet comes when it looks.
@@ -216,15 +209,7 @@ class DraDriver:
             FpgaPluginError: a socket or a file for the container runtime cannot be made.
         """
         await self._files.begin()
-        listener, self._identity = listen_at(self._path)
-        try:
-            server = ClosingServer([self._servicer])
-            await server.serve(listener)
-        except BaseException:
-            listener.close()
-            remove_own(self._path, self._identity)
-            raise
-        self._server = server
+        await self._endpoint.start()
         await self._registry.start()
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -273,7 +258,4 @@ class DraDriver:
     async def stop(self) -> None:
         """End kubelet's calls; `close` waits for the work that runs."""
         await self._registry.stop()
-        server, self._server = self._server, None
-        if server is not None:
-            remove_own(self._path, self._identity)
-            await server.close_all()
+        await self._endpoint.stop()

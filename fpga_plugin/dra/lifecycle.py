@@ -255,7 +255,7 @@ class ClaimLifecycle:
                 f"{ref}: kubelet's record of claims was not read yet",
                 hint="the plugin's log says what keeps it from reading it",
             )
-        await self._leave_former(claim, work)
+        await self._leave_former(ref, claim, work)
         requests = await self._claim_targets.of(claim)
         await self._check_policy(claim, requests)
         targets = await self._targets.exactly(requests)
@@ -341,7 +341,7 @@ class ClaimLifecycle:
             why = f"it asks for something else now, on {', '.join(claim.owner.devices)}"
             await self._files.withdraw(owner, why)
 
-    async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
+    async def _leave_former(self, ref: ClaimRef, claim: ResourceClaim, work: _Work) -> None:
         """Release devices that the claim is no longer allocated, even if it gets no new ones yet.
 
         The scheduler allocates them to other claims, which would wait for as long as this claim
@@ -352,8 +352,7 @@ class ClaimLifecycle:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        ref, now = ClaimRef.of(claim.owner), claim.owner.devices
-        uid = ref.uid
+        uid, now = ref.uid, claim.owner.devices
         if not self._ledger.dra.left_behind(uid, now):
             return
         # One that was adopted has its file still.

@@ -351,9 +351,9 @@ class ClaimReconciler:
                 log.info("whether a claim is over is not known", claim=uid, error=str(error))
                 return False
             else:
-                if claim.reserved:
+                if claim.pods or claim.others:
                     ledger.dra.join(uid, claim.pods)
-                    if claim.only_for_pods:
+                    if not claim.others:
                         await self._part(uid, claim.users, calls)
                     return False
         ledger.dra.part(uid, ())  # the API server's word, and the record's

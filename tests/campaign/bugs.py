@@ -337,8 +337,8 @@ BUGS = {
     ),
     "a-consumer-that-is-no-pod-is-nobody": Bug(
         "dra/claim.py",
-        "        reserved=bool(consumers),\n",
-        "        reserved=bool(pods),\n",
+        "        others=len(uids) < len(consumers),\n",
+        "        others=False,\n",
         "1379",
         apis="dra",
     ),

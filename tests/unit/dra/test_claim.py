@@ -298,15 +298,15 @@ def test_only_the_api_servers_own_word_says_that_a_claim_is_gone(
 def test_who_else_has_a_claim_reserved_is_no_pod_and_still_counts() -> None:
     """A consumer that is not understood lives, until the claim is reserved for nobody."""
     group = {"resource": "podgroups", "apiGroup": "scheduling.k8s.io", "name": "g", "uid": "u"}
-    for consumers, pods, reserved, only in (
-        ([], 0, False, True),
-        ([pod()], 1, True, True),
-        ([pod(), pod("pod-2")], 2, True, True),
-        ([group], 0, True, False),
-        ([pod(), group], 1, True, False),
+    for consumers, pods, others in (
+        ([], 0, False),
+        ([pod()], 1, False),
+        ([pod(), pod("pod-2")], 2, False),
+        ([group], 0, True),
+        ([pod(), group], 1, True),
     ):
         told = read(claim(result(), pods=consumers))
-        assert (len(told.pods), told.reserved, told.only_for_pods) == (pods, reserved, only)
+        assert (len(told.pods), told.others) == (pods, others)
 
 
 def test_what_a_pod_calls_the_claim_that_a_template_made() -> None:

@@ -32,6 +32,7 @@ from fpga_plugin.dra import driver as module
 from fpga_plugin.dra.driver import DraDriver, check, make_directories, socket_path
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.grpc import fixed_socket
 from fpga_plugin.kubernetes.grpc.fixed_socket import SUN_PATH, SocketError, registry_path
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
 from fpga_plugin.kubernetes.messages.pluginregistration import PluginInfo
@@ -271,17 +272,17 @@ def test_files_of_prepared_claims_are_there_before_kubelet_can_call(
     card = make_card()
     prepare(ledger, card, 0)
     there: list[bool] = []
-    listen_at = module.listen_at
+    listen_at = fixed_socket.listen_at
 
     def listened(path: str) -> tuple[socket.socket, str]:
         there.append(any(A in one for one in files()))
         return listen_at(path)
 
-    monkeypatch.setattr(module, "listen_at", listened)
+    monkeypatch.setattr(fixed_socket, "listen_at", listened)
 
     async def story() -> None:
         async with serving(make()):
-            assert there == [True]
+            assert there == [True, True]
             (file,) = files()
             assert device(card, 0).replace(".", "-") in file
 
@@ -293,7 +294,7 @@ def test_a_start_that_fails_leaves_no_socket_behind(
 ) -> None:
     """Kubelet would register a driver that answers nothing."""
     listeners: list[socket.socket] = []
-    listen_at = module.listen_at
+    listen_at = fixed_socket.listen_at
 
     def listened(path: str) -> tuple[socket.socket, str]:
         listener, identity = listen_at(path)
@@ -304,30 +305,14 @@ def test_a_start_that_fails_leaves_no_socket_behind(
         assert sockets() == [str(SOCKET)]
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(module, "listen_at", listened)
-    monkeypatch.setattr(module.ClosingServer, "serve", fails)
+    monkeypatch.setattr(fixed_socket, "listen_at", listened)
+    monkeypatch.setattr(fixed_socket.ClosingServer, "serve", fails)
 
     async def story() -> None:
         with pytest.raises(asyncio.CancelledError):
             await make().start()
         assert sockets() == []
         assert [one.fileno() for one in listeners] == [-1]
-
-    play(story)
-
-
-def test_the_end_waits_for_preparations_that_run(make: Callable[[], DraDriver]) -> None:
-    """Invariant 8: what the hardware does cannot be interrupted."""
-
-    async def story() -> None:
-        api, goes_on = make(), asyncio.Event()
-        api.lifecycle.close = goes_on.wait  # type: ignore[method-assign,assignment]
-        closing = asyncio.create_task(api.lifecycle.close())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not closing.done()
-        goes_on.set()
-        await closing
 
     play(story)
 

@@ -181,8 +181,6 @@ class ClaimScene(Scene):
             ),
             config,
             frozenset(map(PodUid, pods)),
-            reserved=bool(pods),
-            only_for_pods=True,
         )
         return claim
 
