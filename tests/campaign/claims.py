@@ -87,6 +87,11 @@ class ClaimSide(Side):
 
     Args:
         node: of which it is a side.
+
+    Attributes:
+        again_in: seconds from the driver's registration after which a kubelet that has restarted
+            comes to the claims that it had prepared.
+        again_from: when that is.
     """
 
     def __init__(self, node: Node) -> None:
@@ -106,7 +111,7 @@ class ClaimSide(Side):
         self.number = 0
         self.judging = False
         self.before: set[str] = set()
-        self.again_from = 0.0
+        self.again_in, self.again_from = 0.0, 0.0
 
     def settings(self) -> Mapping[str, str]:
         return {
@@ -343,6 +348,9 @@ class ClaimSide(Side):
     async def prepare(self) -> None:
         """Kubelet asks for what it has no answer for in this life; of one pod's claims at once."""
 
+        if self.again_in and self.ready():
+            self.again_in, self.again_from = 0.0, time.monotonic() + self.again_in
+
         def lacks(tenant: Tenant) -> bool:
             waits = tenant.prepared and time.monotonic() < self.again_from
             return self.asked(tenant) and not (tenant.ready or tenant.ending or waits)
@@ -553,12 +561,12 @@ class ClaimSide(Side):
     async def restarts(self) -> None:
         """It asks for all claims again, sooner or later; it may have lost its record."""
         await self.kubelet.stop()
-        self.again_from = time.monotonic() + self.rng.choice([0, 0, 0.3, 1])
+        self.again_in = self.rng.choice([0, 0, 0.3, 1])
         for tenant in self.everybody():
             tenant.ready = False
         # While pods are served by the device plugin API the API server is not asked: what kubelet's
         # record lacks is over once none of its processes runs.
-        if self.serves and self.known and not self.zombies and self.rng.random() < 0.3:
+        if self.serves and self.known and not self.zombies and self.rng.random() < 0.5:
             self.said["record of claims lost"] += 1
             self.kubelet.wipe()
         self.kubelet.start()

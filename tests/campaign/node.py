@@ -53,6 +53,9 @@ LIMIT = 60.0
 IDLE, IDLE_WHERE_ALL_STAYS = 0.7, 0.2
 """Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
 
+LONGEST_WHERE_ALL_STAYS = 4.0
+"""Seconds from the plugin's registration: what lasts stops to have anything to do soon."""
+
 Step = tuple[Callable[[Any], Awaitable[None]], float]
 """What happens, and how often."""
 
@@ -453,18 +456,20 @@ class Node:
         # By kubelet's calls, not by a clock: a busy machine gets as much into a life. One in which
         # nothing is answered ends, too: what it waits for may not come before the next one.
         early = not (family or self.lasting) and self.rng.random() < 0.3
-        longest = 4 if self.lasting else 15
-        until = self.born + (self.rng.random() * 0.4 if early else longest)
+        until = self.born + (self.rng.random() * 0.4 if early else 15)
         calls = self.calls + self.rng.randint(
             2, 60 if self.lasting else self.rng.choice([8, 24, 60])
         )
         hands = [asyncio.create_task(self.hand()) for _ in range(HANDS)]
-        seen, begun = self.calls, self.idled()
+        seen, begun, came = self.calls, self.idled(), time.monotonic()
         try:
             while self.alive() and self.found is None and self.calls < calls:
                 if seen != self.calls or not self.side.ready():
                     seen, begun = self.calls, self.idled()
-                if self.idled() > begun + idle or time.monotonic() > until:
+                if not self.side.ready():
+                    came = time.monotonic()
+                over = self.lasting and time.monotonic() > came + LONGEST_WHERE_ALL_STAYS
+                if self.idled() > begun + idle or time.monotonic() > until or over:
                     break
                 await asyncio.sleep(0.004)
                 self.side.known = self.side.known or self.side.all_known()
