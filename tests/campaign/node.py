@@ -427,6 +427,10 @@ class Node:
         self.wind = FAIR
         if self.weather is not None and self.rng.random() < often:
             self.wind = wind(self.rng, self.only, exposed=exposed)
+            if (
+                self.wind.hangs
+            ):  # with best-effort it does without a blank, as the operator wants it
+                self.setup = replace(self.setup, scrub="required")
         if self.weather is not None:
             self.weather.begin(self.wind, self.rng)
         # Owners are known to the journal; else to kubelet's records, once they were read: it may
