@@ -427,9 +427,7 @@ class Node:
         self.wind = FAIR
         if self.weather is not None and self.rng.random() < often:
             self.wind = wind(self.rng, self.only, exposed=exposed)
-            if (
-                self.wind.hangs
-            ):  # with best-effort it does without a blank, as the operator wants it
+            if self.wind.hangs:  # best-effort does without the blank then, as the operator wants
                 self.setup = replace(self.setup, scrub="required")
         if self.weather is not None:
             self.weather.begin(self.wind, self.rng)
