@@ -586,6 +586,7 @@ class Node:
             await self.until(self.side.all_known, "3: every owner's device Healthy after a restart")
             self.side.known = True
             await self.side.everything_ends()
+            await self.retry_the_silent()  # what still had an owner is tried again only now
             if setup is setups[-1]:
                 await self.until(self.side.all_free, "4: all devices Healthy when nobody has any")
                 self.checker.all_clean()
