@@ -6,6 +6,7 @@ A journal that is believed where it should not be gives a region out unscrubbed 
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,53 @@ def test_of_another_version_is_read_what_this_one_understands(
     assert loaded.snapshot == SOUND
     assert [told.split()[0] for told in loaded.left_out] == ["news"]
     assert loaded.version == version
+
+
+def schema_3(db: sqlite3.Connection, *written: tuple[str, str, str]) -> rows.Loaded:
+    """A journal of the releases until eea44c1."""
+    rows.prepare(db)
+    db.execute("PRAGMA user_version = 3")
+    db.executemany("INSERT INTO journal VALUES (?, ?, ?)", written)
+    return rows.load(db)
+
+
+ALLOCATION_3 = (
+    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/dfl-port.0"],'
+    '"shared":[],"mounts":[],"env":{}}},"started":true,"touched":true,"exposed":false,'
+    '"pod":"pod-a","epoch":"life 1","prestarts":1,"poststops":0,"generation":9,"since":0.0}'
+)
+
+
+def test_rows_of_schema_3_are_read_under_their_present_names(db: sqlite3.Connection) -> None:
+    loaded = schema_3(
+        db,
+        ("claims", P0, ALLOCATION_3),
+        ("debts", CARD.id, "true"),
+        ("loans", f'{{"pod":"pod-b","region":"{P0}","node":"/dev/dfl-port.7"}}', "true"),
+        ("unreconciled", CARD.id, "true"),
+    )
+    assert (loaded.left_out, loaded.version) == ((), 3)
+    allocation = loaded.snapshot.allocations[P0]
+    assert allocation is not None
+    assert (allocation.pod, allocation.started) == ("pod-a", True)
+    assert loaded.snapshot.memory_clear_pending == {CARD.id: True}
+    (left,) = loaded.snapshot.tenancies.values()
+    assert left is not None
+    assert (left.pod, left.nodes, left.left) == ("pod-b", ("/dev/dfl-port.7",), True)
+
+
+@pytest.mark.parametrize("kind", ["claims", "loans", "unreconciled"])
+def test_a_journal_of_today_has_no_rows_of_schema_3(db: sqlite3.Connection, kind: str) -> None:
+    rows.prepare(db)
+    db.execute("INSERT INTO journal VALUES (?, ?, 'true')", (kind, CARD.id))
+    assert [told.split()[0] for told in rows.load(db).left_out] == [kind]
+
+
+def test_the_numbers_of_a_journal_of_today_stay(db: sqlite3.Connection) -> None:
+    """Tenancies name their allocation by them."""
+    numbered = replace(SOUND.allocations[device(CARD)], number=77)
+    loaded = load(db, replace(SOUND, allocations={device(CARD): numbered}))
+    assert loaded.snapshot.allocations[device(CARD)].number == 77
 
 
 def test_a_key_that_no_plugin_writes_so_is_none(db: sqlite3.Connection) -> None:

@@ -215,3 +215,10 @@ def test_numbers_that_are_known_are_not_written_again() -> None:
     writes = journal.writes
     found(ledger, CARD)
     assert journal.writes == writes
+
+
+def test_numbers_of_a_card_that_has_gone_meanwhile_are_nobodys() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.hardware.card_gone(CARD.id)
+    ledger.hardware.numbered({R0.id: {"/dev/dfl-port.0": "240:9"}})
+    assert CARD.id not in ledger.cards
