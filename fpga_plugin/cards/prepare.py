@@ -244,6 +244,10 @@ class Preparer:
         card = ledger.cards[card_id]
         await self._refuse_living(plan, region_ids)
         if ended := self._recovery.due_for_reset(card, region_ids):
+            # No port is opened for a reset: this alone keeps it from the owner's own earlier
+            # processes, as of a static pod that came again.
+            await operations.check_gone(t for r in ended for t in ledger.tenancies.left(r))
+            self.check(plan)
             region = min(ended)
             report = Report(region, pod=plan.pod, former=operations.former(region))
             try:
