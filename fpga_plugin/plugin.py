@@ -47,7 +47,7 @@ from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import DevicePlugin, QuickCalls
+from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
@@ -221,15 +221,6 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    lists = DeviceLists(ledger, advertise=settings.advertise)
-    calls = QuickCalls(
-        ledger=ledger,
-        owners=owners,
-        lists=lists,
-        queue=queue,
-        cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
-        rings=settings.neighbours or NO_RINGS,
-    )
     reconciler = Reconciler(
         ledger=ledger,
         queue=queue,
@@ -242,7 +233,16 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         ),
         pods_socket=settings.pods_socket,
     )
-    return DevicePlugin(lists, calls, prestarts, owners, reconciler)
+    return DevicePlugin(
+        ledger=ledger,
+        owners=owners,
+        lists=DeviceLists(ledger, advertise=settings.advertise),
+        queue=queue,
+        prestarts=prestarts,
+        reconciler=reconciler,
+        cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
+        rings=settings.neighbours or NO_RINGS,
+    )
 
 
 class Plugin:
@@ -294,13 +294,13 @@ class Plugin:
         recovery = self.recovery = Recovery(
             settings.recovery, operations=operations, inventory=inventory, link=link, queue=queue
         )
-        self.actions = CardActions(operations, recovery, inventory, queue)
-        self.by_hand = HandProgrammer(operations, node.store, queue)
+        self.actions = CardActions(operations, recovery, inventory)
+        self.by_hand = HandProgrammer(operations, node.store)
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
         owners = Owners(ledger, node.cgroups, node.pods)
-        preparer = Preparer(operations, recovery, queue, node.reads)
+        preparer = Preparer(operations, recovery, node.reads)
         self.debugging = Debugging(
             operations,
             node.pods,
@@ -430,7 +430,7 @@ class Plugin:
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""
-        found = [] if self.dra is None else self.dra.notes()
+        found = [] if self.dra is None else [*self.dra.node.concerns]
         if self._runtime is not None:
             found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
@@ -457,7 +457,7 @@ class Plugin:
             await self.dra.stop()
         self.node.workers.close()
         if self.dra is not None:
-            await self.dra.close()
+            await self.dra.lifecycle.close()
         if self.device_plugin is not None:
             await self.device_plugin.prestarts.close()
         if self.node.pods.podresources is not None:

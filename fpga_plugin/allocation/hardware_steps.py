@@ -262,8 +262,7 @@ class HardwareSteps:
     def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
         """Record cards that another plugin's pods still hold, with the reason to show."""
         before, self._state.foreign = self._state.foreign, dict(foreign)
-        for card in before.keys() ^ self._state.foreign.keys():
-            self._state.notify(card)
+        self._state.notify(before.keys() ^ self._state.foreign.keys())
 
 
 def _is_another(card: Card, before: Region, now: Region | None) -> bool:

@@ -16,7 +16,6 @@ region").
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
 
 from msgspec import UNSET
 
@@ -39,8 +38,6 @@ from fpga_plugin.allocation.obstacles import Obstacles
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.work_steps import WorkSteps
 from fpga_plugin.settings.settings import ScrubPolicy
-
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Ledger(State):
@@ -77,7 +74,7 @@ class Ledger(State):
         dra: bool = False,
         resource_claims_unknown: str = "",
         owners_known: bool = False,
-        prefixes: Mapping[str, str] = _NONE,
+        prefixes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start from what the journal held.
 

@@ -7,8 +7,8 @@ change no list, and noticing that must not need a comparison of a thousand devic
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.journal.records import CardMode
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
@@ -17,6 +17,21 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, ResourceKind, device_order
 from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.settings import Advertise
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisedDevice:
+    """What the plugin sends kubelet about a device: one entry of a resource's list.
+
+    Attributes:
+        id: card or region.
+        healthy: whether kubelet may give it to a pod.
+        numa_node: None where the kernel does not know it.
+    """
+
+    id: DeviceId
+    healthy: bool
+    numa_node: int | None
 
 
 class DeviceLists:
@@ -33,43 +48,30 @@ class DeviceLists:
             Advertise.AF: frozenset({ResourceKind.AF}),
         }[advertise]
         self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
-        # Resources that had an allocation in this run.
-        self._owned: set[ResourceName] = {c.resource for c in ledger.allocations.values()}
-        self._registered: tuple[ResourceName, ...] = ()
-        self._counted = (0, 0, 0)
+        self._registered: set[ResourceName] = set()
         ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
         if card is not None:
             self._stale.add(card)
-            self._owned.update(
-                allocation.resource for allocation in self._ledger.allocations_on(card)
-            )
 
     def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after every change of resources or lists; returns how to stop that."""
         return self._ledger.subscribe(lambda _: changed())
 
     def resources(self) -> tuple[ResourceName, ...]:
-        """The resources to register.
+        """The resources to register; asked at each change.
 
         A resource may be of a kind that FPGA_PLUGIN_ADVERTISE leaves out, have another prefix, or
         another name than its interface id has now (`ledger.aliases`). Such a resource is registered
-        only if it has, or had in this run, an allocation, so that kubelet re-admits its pods, or if
-        it was registered in this run.
+        only if it has an allocation, so that kubelet re-admits its pods, or if it was registered in
+        this run.
 
         Derives no list: kubelet waits for its Allocate meanwhile.
         """
-        ledger = self._ledger
-        counted = (len(ledger.resources), len(self._owned), ledger.renamed)  # all only grow
-        if counted != self._counted:
-            self._counted = counted
-            self._registered = tuple(
-                name
-                for name in sorted(ledger.resources | self._owned)
-                if self._wanted(name) or name in self._owned or name in self._registered
-            )
-        return self._registered
+        self._registered |= {one.resource for one in self._ledger.allocations.values()}
+        self._registered |= set(filter(self._wanted, self._ledger.resources - self._registered))
+        return tuple(sorted(self._registered))
 
     def _wanted(self, name: ResourceName) -> bool:
         resource = self._ledger.naming.resource(name)
@@ -98,10 +100,7 @@ class DeviceLists:
         for resource in before.keys() | share.keys():
             if before.get(resource) != share.get(resource):
                 self._lists.pop(resource, None)
-        if share:
-            self._shares[card] = share
-        else:
-            self._shares.pop(card, None)
+        self._shares[card] = share
 
     def _share(self, card_id: CardId) -> dict[ResourceName, tuple[AdvertisedDevice, ...]]:
         ledger, card = self._ledger, self._ledger.cards.get(card_id)
@@ -121,11 +120,7 @@ class DeviceLists:
         devices = [] if mode is CardMode.WHOLE else [DeviceId(each.id) for each in card.regions]
         if mode is CardMode.FREE:
             devices.append(DeviceId(card.id))
-        named = {
-            device: name
-            for device in devices
-            if device not in ledger.allocations
-            and (name := ledger.naming.present_resource(device)) is not None
-        }
-        wanted = set(filter(self._wanted, set(named.values())))
-        yield from ((device, name) for device, name in named.items() if name in wanted)
+        for device in devices:
+            name = None if device in ledger.allocations else ledger.naming.present_resource(device)
+            if name is not None and self._wanted(name):
+                yield device, name

@@ -40,8 +40,8 @@ from fpga_plugin.ids import (
     Resource,
     aliased_name,
     device_order,
+    is_device_id,
     known_resource,
-    parse_device_id,
 )
 from fpga_plugin.kubernetes.names import ResourceName
 
@@ -92,15 +92,6 @@ class Naming:
         allocation = self._state.region_allocation(region)
         return self.serves_functions if allocation is None else is_function(allocation.resource)
 
-    def function(self, region: RegionId) -> AfuId | None:
-        """The preprogrammed function that a region may be handed over with.
-
-        None if the region's image is unknown, or was programmed for an owner and not blanked since:
-        an earlier tenant's image is no function.
-        """
-        afu_id = self._state.functions.get(region)
-        return None if self.withheld(region) else afu_id
-
     def withheld(self, region: RegionId) -> bool:
         """Whether a region may hold an earlier tenant's image, or the present one's.
 
@@ -114,9 +105,14 @@ class Naming:
         return bool(images) and (card is None or card.reprogrammable)
 
     def function_resource(self, region: RegionId) -> ResourceName | None:
-        """The resource of a present region's function."""
-        afu_id, card = self.function(region), self._state.cards.get(card_of(region))
-        if afu_id is None or card is None:
+        """The resource of the preprogrammed function that a region may be handed over with.
+
+        None if the region's image is unknown, or was programmed for an owner and not blanked since:
+        an earlier tenant's image is no function.
+        """
+        afu_id = self._state.functions.get(region)
+        card = self._state.cards.get(card_of(region))
+        if afu_id is None or card is None or self.withheld(region):
             return None
         return function_name(self.prefix_of(card), card.interface_id, afu_id)
 
@@ -229,17 +225,12 @@ class Naming:
 
     def present_resource(self, device: DeviceId) -> ResourceName | None:
         """The resource under which a device would be given out now, owned or not."""
-        if (card := self._state.cards.get(card_of(device))) is None:
+        card, whole = self._state.cards.get(card_of(device)), is_card(device)
+        if card is None or not (whole or any(DeviceId(r.id) == device for r in card.regions)):
             return None
-        present = any(DeviceId(r.id) == device for r in card.regions)
         if self.serves_functions:
-            return self.function_resource(RegionId(device)) if present else None
-        if not card.reprogrammable:
-            return None
-        of_regions, of_card = self.resources_of(card)
-        if is_card(device):
-            return of_card
-        return of_regions if present else None
+            return None if whole else self.function_resource(RegionId(device))
+        return self.resources_of(card)[whole] if card.reprogrammable else None
 
     def check_devices(self, resource: ResourceName, ids: Sequence[str]) -> tuple[DeviceId, ...]:
         """The devices of a call, in device order, each once.
@@ -247,19 +238,13 @@ class Naming:
         Raises:
             UnknownDeviceError: the resource has no such device.
         """
-        devices: set[DeviceId] = set()
         for text in ids:
-            try:
-                device = parse_device_id(text)
-            except ValueError:
-                device = None
-            if device is None or self.device_resource(device) != resource:
+            if not is_device_id(text) or self.device_resource(DeviceId(text)) != resource:
                 raise UnknownDeviceError(
                     f"{resource} has no device {quote(text)}",
                     hint="its card was removed, or never was on this node; " + DELETE_THE_POD,
                 )
-            devices.add(device)
-        return tuple(sorted(devices, key=device_order))
+        return tuple(sorted(set(map(DeviceId, ids)), key=device_order))
 
     def call_interfaces(
         self, aliases: Mapping[InterfaceId, Alias]

@@ -8,7 +8,7 @@ A B C D, two cards of A and B, of D and A, not of A and C.
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.ids import CardId, device_order
 

@@ -12,7 +12,7 @@ region, and `CardOperations.living` says whether they do.
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.exposure import ExposurePolicy
@@ -74,120 +74,61 @@ _CARD: Final = _ANY | Stops.CLAIM | Stops.PREPARE | Stops.BY_HAND
 _WORK: Final = Stops.START | Stops.SCRUB | Stops.BY_HAND
 
 
-@enum.unique
 class ObstacleKind(enum.Enum):
-    """Which obstacle: what it stops, its taint with DRA (key=value), and what it means."""
+    """Which obstacle: what it stops, and its taint with DRA (key=value)."""
 
-    GONE = (
-        _CARD | _WORK | Stops.OWNER,
-        "gone",
-        "The card or the region is not there, or not served.",
-    )
-    INCOMPLETE = (
-        _ANY | Stops.OWNER | Stops.CLAIM | Stops.PREPARE | Stops.START,
-        "incomplete",
-        "Of a whole card: some of its ports have no driver.",
-    )
-    KEPT = (
-        _ANY | _WORK | Stops.CLAIM | Stops.REBIND,
-        "faulted=kept",
-        "Nobody owns the region, and it is kept for debugging as its container left it.",
-    )
-    FAULTED = (
-        _ANY | _WORK | Stops.OWNER,
-        "faulted",
-        "Work on the region failed.",
-    )
-    FAILING = (
-        _ANY | _WORK | Stops.OWNER,
-        "faulted",
-        "The region's hardware fails.",
-    )
-    HUNG = (
-        _ANY | Stops.OWNER,
-        "faulted",
-        "The region's hardware fails, and a scrub may cure it.",
-    )
-    STRANGER = (
-        _CARD | _WORK | Stops.REBIND,
-        "held=tenancy",
-        "A pod was given a node of the region as another region's (invariant 10).",
-    )
-    RESOURCE_CLAIM = (
-        _ANY | Stops.OWNER,
-        "",
-        "A ResourceClaim has the device, and the device plugin API serves.",
-    )
-    POD = (
-        Stops(0),
-        "held=device-plugin",
-        "A pod has the device by the device plugin API, and DRA serves.",
-    )
-    FOREIGN = (
-        _CARD | _WORK | Stops.REBIND,
-        "held=another-plugin",
-        "Another plugin's pods have the card.",
-    )
-    REBINDING = (
-        _CARD | Stops.OWNER,
-        "held=rebinding",
-        "The driver of the card is being rebound.",
-    )
-    UNRECONCILED = (
-        _CARD | Stops.SCRUB | Stops.REBIND,
-        "held=owners-unknown",
-        "Who has the card is not known yet.",
-    )
-    DRAINED = (
-        Stops.ALLOCATE | Stops.CLAIM,
-        "drained",
-        "The operator takes the card out of service: what is free of it is on no list.",
-    )
-    EXPOSED = (
-        _ANY | Stops.CLAIM,
-        "exposed",
-        "The operator gives nobody a card that exposes memory.",
-    )
-    MODE = (
-        Stops.ALLOCATE | Stops.REPEAT,
-        "",
-        "The card is in use in the other mode: the device is on no list.",
-    )
-    NOT_CLEAN = (
-        Stops.OFFER,
-        "not-clean",
-        "The region was not scrubbed since its last owner.",
-    )
-    MEMORY = (
-        Stops.OFFER,
-        "memory-not-cleared",
-        "Of a whole card: its memory may hold an earlier tenant's data.",
-    )
-    UNDECIDED = (
-        Stops.SCRUB | Stops.REBIND,
-        "",
-        "The region will be kept for debugging if its container failed.",
-    )
-    TENANCY = (
-        _WORK | Stops.REBIND,
-        "",
-        "Pods that had the region may still run: `CardOperations.living` says whether they do.",
-    )
-    OWNED = (
-        Stops.REBIND | Stops.BY_HAND,
-        "",
-        "It has an owner. (For its own container the owner's card is rebound nevertheless.)",
-    )
-    FIXED = (
-        Stops.BY_HAND,
-        "",
-        "What is on the region is handed over as it is.",
-    )
+    GONE = _CARD | _WORK | Stops.OWNER, "gone"
+    """The card or the region is not there, or not served."""
+    INCOMPLETE = _ANY | Stops.OWNER | Stops.CLAIM | Stops.PREPARE | Stops.START, "incomplete"
+    """Of a whole card: some of its ports have no driver."""
+    KEPT = _ANY | _WORK | Stops.CLAIM | Stops.REBIND, "faulted=kept"
+    """Nobody owns the region, and it is kept for debugging as its container left it."""
+    FAULTED = _ANY | _WORK | Stops.OWNER, "faulted"
+    """Work on the region failed."""
+    FAILING = _ANY | _WORK | Stops.OWNER, "faulted"  # noqa: PIE796  # see `__new__`
+    """The region's hardware fails."""
+    HUNG = _ANY | Stops.OWNER, "faulted"
+    """The region's hardware fails, and a scrub may cure it."""
+    STRANGER = _CARD | _WORK | Stops.REBIND, "held=tenancy"
+    """A pod was given a node of the region as another region's (invariant 10)."""
+    RESOURCE_CLAIM = _ANY | Stops.OWNER
+    """A ResourceClaim has the device, and the device plugin API serves."""
+    POD = Stops(0), "held=device-plugin"
+    """A pod has the device by the device plugin API, and DRA serves."""
+    FOREIGN = _CARD | _WORK | Stops.REBIND, "held=another-plugin"
+    """Another plugin's pods have the card."""
+    REBINDING = _CARD | Stops.OWNER, "held=rebinding"
+    """The driver of the card is being rebound."""
+    UNRECONCILED = _CARD | Stops.SCRUB | Stops.REBIND, "held=owners-unknown"
+    """Who has the card is not known yet."""
+    DRAINED = Stops.ALLOCATE | Stops.CLAIM, "drained"
+    """The operator takes the card out of service: what is free of it is on no list."""
+    EXPOSED = _ANY | Stops.CLAIM, "exposed"
+    """The operator gives nobody a card that exposes memory."""
+    MODE = Stops.ALLOCATE | Stops.REPEAT
+    """The card is in use in the other mode: the device is on no list."""
+    NOT_CLEAN = Stops.OFFER, "not-clean"
+    """The region was not scrubbed since its last owner."""
+    MEMORY = Stops.OFFER, "memory-not-cleared"
+    """Of a whole card: its memory may hold an earlier tenant's data."""
+    UNDECIDED = Stops.SCRUB | Stops.REBIND
+    """The region will be kept for debugging if its container failed."""
+    TENANCY = _WORK | Stops.REBIND
+    """Pods that had the region may still run: `CardOperations.living` says whether they do."""
+    OWNED = Stops.REBIND | Stops.BY_HAND
+    """It has an owner. (For its own container the owner's card is rebound nevertheless.)"""
+    FIXED = Stops.BY_HAND
+    """What is on the region is handed over as it is."""
 
-    def __init__(self, stops: Stops, taint: str, meaning: str) -> None:
-        self.stops = stops
-        self.taint = taint
-        self.meaning = meaning
+    stops: Stops
+    taint: str
+
+    def __new__(cls, stops: Stops, taint: str = "") -> Self:
+        """Each is a kind of its own, even if it stops the same as another."""
+        kind = object.__new__(cls)
+        kind._value_ = len(cls.__members__)
+        kind.stops, kind.taint = stops, taint
+        return kind
 
 
 FAILED: Final = frozenset({ObstacleKind.FAULTED, ObstacleKind.FAILING, ObstacleKind.HUNG})
@@ -297,19 +238,14 @@ class Obstacles:
         """
         regions = self.regions_of(allocation.device)
         present = {region.id: region.grant for region in regions}
-        for region_id, granted in allocation.grants.items():
-            grant = present.get(region_id)
-            if grant is None or not grant.reaches(granted):
+        for region_id in sorted(present.keys() | allocation.grants.keys()):
+            now, then = present.get(region_id), allocation.grants.get(region_id)
+            if now is None or then is None or not now.reaches(then):
                 raise RefusedError(
                     f"device numbering changed since the pod was admitted: {region_id} was"
-                    f" {granted} and is {grant or 'gone'} now",
+                    f" {then or 'not there'} and is {now or 'gone'} now",
                     hint="delete the pod",
                 )
-        if len(present) != len(allocation.grants):
-            raise RefusedError(
-                f"card {allocation.device} has other regions than when the pod was admitted",
-                hint="delete the pod",
-            )
         for region in regions:
             for obstacle in self._of_nodes(region):
                 raise obstacle.refusal()
@@ -501,11 +437,4 @@ def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
 
 
 def _faulted(kind: ObstacleKind, subject: str, cause: str, hint: str = "") -> Obstacle:
-    return Obstacle(
-        kind,
-        subject,
-        f"is faulted: {cause}",
-        NEW_POD,
-        hint or RUNBOOK,
-        cause,
-    )
+    return Obstacle(kind, subject, f"is faulted: {cause}", NEW_POD, hint or RUNBOOK, cause)

@@ -25,8 +25,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.allocation.neighbours import NO_RINGS, Rings, adjacent
 from fpga_plugin.ids import CardId, DeviceId, device_order

@@ -39,9 +39,6 @@ class Outcome(enum.Enum):
 class CardWorker(Protocol):
     """Does the work on a card."""
 
-    def has_work(self, card: CardId) -> bool:
-        """Whether the card is worth a task; takes microseconds."""
-
     async def work(self, card: CardId) -> Outcome:
         """Look at the card, and do the work that is due.
 
@@ -70,7 +67,6 @@ class CardQueue:
         self._added: set[CardId] = set()  # ever: `sync` looks at all of them
         self._tasks: dict[CardId, asyncio.Task[None]] = {}
         self._again: dict[CardId, asyncio.Event] = {}
-        self._timers: set[asyncio.TimerHandle] = set()
 
     def start(self, worker: CardWorker) -> None:
         """Let this worker look at the cards that are added from now on."""
@@ -103,20 +99,14 @@ class CardQueue:
             return
         if (again := self._again.get(card)) is not None:
             again.set()
-        elif self._worker.has_work(card):
+        else:
             self._again[card] = asyncio.Event()
             work = self._run(self._worker, card)
             self._tasks[card] = asyncio.create_task(work, name=f"release {card}")
 
     def add_later(self, card: CardId, seconds: float) -> None:
-        """Add a card after so many seconds."""
-
-        def due() -> None:
-            self._timers.discard(timer)
-            self.add(card)
-
-        timer = asyncio.get_running_loop().call_later(seconds, due)
-        self._timers.add(timer)
+        """Add a card after so many seconds; a queue that is closed by then does nothing."""
+        asyncio.get_running_loop().call_later(seconds, self.add, card)
 
     async def _run(self, worker: CardWorker, card: CardId) -> None:
         backoff = Backoff(FIRST_RETRY, self.interval)
@@ -145,9 +135,6 @@ class CardQueue:
     async def close(self) -> None:
         """Begin nothing new and wait for what cannot be interrupted."""
         self._closing = True
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
         for again in self._again.values():
             again.set()
         if self._tasks:

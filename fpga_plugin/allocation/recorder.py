@@ -7,7 +7,7 @@ questions of the same call, else from PodResources in the background.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from grpclib.const import Status
 
@@ -17,9 +17,6 @@ from fpga_plugin.errors import FpgaPluginError, NotFinishedError
 from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.events.broadcaster import Event, EventBroadcaster, Subject
 from fpga_plugin.kubernetes.names import PodName, PodUid
-
-if TYPE_CHECKING:
-    from fpga_plugin.kubernetes.pod import Pod  # only where kubelet sends no environment
 
 MAX_LOOKUPS = 16
 """Concurrent look-ups of a refused pod's name; a refusal beyond them makes no Event."""
@@ -49,7 +46,7 @@ class EventRecorder:
         events: posts them; None: no Events are posted.
         node_name: without it there are no Events about the node.
         pods: finds the names of pods.
-        observer: sees refusals, warnings and successes too.
+        observer: sees refusals, warnings and successes.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class EventRecorder:
         *,
         node_name: str | None,
         pods: PodDirectory,
-        observer: PodObserver | None = None,
+        observer: PodObserver,
     ) -> None:
         self._observer = observer
         self._events = events
@@ -70,8 +67,7 @@ class EventRecorder:
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
         """Record that a PreStart was refused, or failed. Work that goes on makes no Event."""
-        if self._observer is not None:
-            self._observer.refused(identity, devices, error)
+        self._observer.refused(identity, devices, error)
         if isinstance(error, NotFinishedError):
             return
         failed = error.status in _FAILURES
@@ -80,8 +76,7 @@ class EventRecorder:
 
     def served(self, devices: Sequence[DeviceId], claim: str) -> None:
         """A ResourceClaim was prepared, or ended: its earlier refusals are over."""
-        if self._observer is not None:
-            self._observer.served(devices, claim)
+        self._observer.served(devices, claim)
 
     def named(self, names: Mapping[PodUid, PodName]) -> None:
         """Remember the names of a ResourceClaim's pods."""
@@ -97,8 +92,7 @@ class EventRecorder:
         reason: str = "FpgaVariableUnknown",
     ) -> None:
         """A container is served, and may not be what its author means."""
-        if self._observer is not None:
-            self._observer.warned(identity, devices, message)
+        self._observer.warned(identity, devices, message)
         self._tell(identity, devices, reason, message)
 
     def not_evicted(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
@@ -134,25 +128,6 @@ class EventRecorder:
         if self._events is not None:
             subject = Subject("Pod", name.name, name.namespace, pod)
             self._events.record(Event(subject, reason, "Programming", note, warning=True))
-
-    def missed_prestart(
-        self,
-        pod: "Pod",
-        container: str,
-        devices: frozenset[str],
-        unscrubbed: frozenset[str] = frozenset(),
-    ) -> None:
-        """Kubelet restarted and started a container without PreStart.
-
-        `unscrubbed`: devices on which something of an earlier pod was left.
-        """
-        what = f"{', '.join(sorted(devices)[:3])} not programmed again; restart the container"
-        what += " if that matters"
-        if unscrubbed:
-            what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"
-            what += " delete the pod"
-        note = f"container {container} was started without PreStart after kubelet's restart: {what}"
-        self.about_pod(pod.uid, pod.full_name, "FpgaNotProgrammed", note)
 
     def card_failed(self, card: CardId, reason: str) -> None:
         """A card, or a region of it, must not be used."""

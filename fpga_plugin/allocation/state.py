@@ -7,7 +7,7 @@ question independent of the number of allocations.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
@@ -80,12 +80,12 @@ class State:
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         # Derived.
         self.aliases: dict[InterfaceId, Alias] = {}  # what `alias_bindings` says of the present
-        self.renamed = 0  # how often that changed
         self.inherited: set[DeviceId] = set()  # allocated in an earlier run of the plugin
         self._last_number = 0
-        self._by_card: dict[CardId, dict[DeviceId, Allocation]] = {}
-        self._claim_owner_of: dict[DeviceId, ClaimUid] = {}
-        self._shown_by: dict[str, set[CardId]] = {}  # cards that are open this way (`Tenancy.ways`)
+        self._by_card: defaultdict[CardId, dict[DeviceId, Allocation]] = defaultdict(dict)
+        self._claim_owner_of: dict[DeviceId, ClaimOwner] = {}
+        # Cards that are open this way (`Tenancy.ways`).
+        self._shown_by: defaultdict[str, set[CardId]] = defaultdict(set)
 
     # ---------------------------------------------------------------- changes
 
@@ -94,10 +94,11 @@ class State:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def notify(self, card: CardId | None) -> None:
-        """Call the listeners: this card changed, or (None) something that is no card's."""
-        for listener in tuple(self._listeners):
-            listener(card)
+    def notify(self, cards: Iterable[CardId | None]) -> None:
+        """Call the listeners: these cards changed, or (None) something that is no card's."""
+        for card in cards:
+            for listener in tuple(self._listeners):
+                listener(card)
 
     def commit(self, change: Change, seen: Iterable[CardId] = ()) -> None:
         """Make a change, in memory and in the journal; an empty one writes what is still unwritten.
@@ -120,8 +121,7 @@ class State:
                 self._unwritten = Change()
                 concerned |= self.apply(giving)
         finally:
-            for card in concerned.union(seen):
-                self.notify(card)
+            self.notify(concerned.union(seen))
 
     def doubt(self, change: Change) -> None:
         """Newly recorded regions may hold images that only the lost journal knew.
@@ -161,7 +161,7 @@ class State:
         for key, tenancy in change.tenancies.items():
             cards.add(card_of(key.region))
             self._last_number = max(self._last_number, key.allocation)
-            for way in self.tenancies.set(key, tenancy):
+            for way in self.tenancies.change(key, tenancy):
                 cards |= self._shown_by.get(way, set())
         _put(self.pending_poststops, change.pending_poststops)
         if change.resources.keys() - self.resources:
@@ -176,15 +176,13 @@ class State:
         return cards
 
     def _set_allocation(self, device: DeviceId, allocation: Allocation | None) -> None:
-        before, card = self.allocations.get(device), card_of(device)
+        before = self.allocations.get(device)
         if before is None or allocation is None or allocation.number != before.number:
             self.inherited.discard(device)
         if allocation is not None:
             self._last_number = max(self._last_number, allocation.number)
         _put(self.allocations, {device: allocation})
-        _put(self._by_card.setdefault(card, {}), {device: allocation})
-        if not self._by_card[card]:
-            del self._by_card[card]
+        _put(self._by_card[card_of(device)], {device: allocation})
 
     def _rename(self, change: Change) -> set[CardId]:
         """Apply alias bindings; returns the cards whose devices may be listed otherwise."""
@@ -196,7 +194,6 @@ class State:
             for name, meaning in self.alias_bindings.items()
             if meaning.current and (parts := aliased_name(name)) is not None and parts.alias
         }
-        self.renamed += 1
         return set(self.cards)
 
     def _apply_claim_owners(self, change: Change) -> set[CardId]:
@@ -207,45 +204,39 @@ class State:
         changed += change.claim_owners.values()
         _put(self.claim_owners, change.claim_owners)
         in_force = [owner for owner in self.claim_owners.values() if not owner.ended]
-        self._claim_owner_of = {device: one.uid for one in in_force for device in one.devices}
+        self._claim_owner_of = {device: one for one in in_force for device in one.devices}
         return {card_of(device) for one in changed if one is not None for device in one.devices}
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
         """Every owner of these cards that kubelet's records name is adopted."""
         known = self.unreconciled.intersection(cards)
         self.unreconciled -= known
-        for card in known:
-            self.notify(card)
+        self.notify(known)
 
     def keep_back(self, cards: Iterable[CardId]) -> None:
         """These cards' owners are unknown: kubelet's records name a pod that is no owner."""
         new = set(cards) - self.unreconciled
         self.unreconciled |= new
-        for card in new:
-            self.notify(card)
+        self.notify(new)
 
     def show(self, card: Card) -> None:
         """Record a present card as it is now."""
         self.hide(card.id)
         self.cards[card.id] = card
         for way in _ways(card):
-            self._shown_by.setdefault(way, set()).add(card.id)
+            self._shown_by[way].add(card.id)
 
     def hide(self, card_id: CardId) -> None:
         """Record that a card is gone."""
         card = self.cards.pop(card_id, None)
         for way in () if card is None else _ways(card):
-            cards = self._shown_by.get(way, set())
-            cards.discard(card_id)
-            if not cards:
-                self._shown_by.pop(way, None)
+            self._shown_by[way].discard(card_id)
 
     # ---------------------------------------------------------------- questions
 
     def claim_owner_of(self, device: DeviceId) -> ClaimOwner | None:
         """The ResourceClaim that has a device."""
-        uid = self._claim_owner_of.get(device)
-        return None if uid is None else self.claim_owners[uid]
+        return self._claim_owner_of.get(device)
 
     def pod_allocations(self) -> list[Allocation]:
         """Allocations by the device plugin API, not those of ResourceClaims."""
@@ -277,7 +268,7 @@ class State:
         """How the card is used."""
         if self.card_allocation(card) is not None:
             return CardMode.WHOLE
-        return CardMode.PARTITIONED if card in self._by_card else CardMode.FREE
+        return CardMode.PARTITIONED if self.allocations_on(card) else CardMode.FREE
 
     def ownership(self, region: RegionId) -> Ownership:
         """Who has a region."""

@@ -1,43 +1,35 @@
 """Pods that may be using a region: every tenancy, by region, device node and number."""
 
-from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from collections import defaultdict
 
 from fpga_plugin.allocation.journal.records import Allocation, Tenancy, TenancyKey
 from fpga_plugin.ids import RegionId
 
-_K = TypeVar("_K")
 
+class Tenancies(dict[TenancyKey, Tenancy]):
+    """All tenancies in force. A question's cost depends on its answer, not on their number.
 
-class Tenancies(Mapping[TenancyKey, Tenancy]):
-    """All tenancies in force. A question's cost depends on its answer, not on their number."""
+    `change` alone changes them.
+    """
 
     def __init__(self) -> None:
-        self._all: dict[TenancyKey, Tenancy] = {}
-        self._of_region: dict[RegionId, dict[TenancyKey, Tenancy]] = {}
-        self._of_way: dict[str, dict[TenancyKey, Tenancy]] = {}
+        super().__init__()
+        self._of_region: defaultdict[RegionId, dict[TenancyKey, Tenancy]] = defaultdict(dict)
+        self._of_way: defaultdict[str, dict[TenancyKey, Tenancy]] = defaultdict(dict)
 
-    def __getitem__(self, key: TenancyKey) -> Tenancy:
-        return self._all[key]
-
-    def __iter__(self) -> Iterator[TenancyKey]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def set(self, key: TenancyKey, tenancy: Tenancy | None) -> set[str]:
+    def change(self, key: TenancyKey, tenancy: Tenancy | None) -> set[str]:
         """Add, change or (None) remove a tenancy; returns its ways (`Tenancy.ways`)."""
-        before = self._all.pop(key, None)
-        ways: set[str] = set()
-        for one, now in ((before, None), (tenancy, tenancy)):
-            for way in () if one is None else one.ways:
-                _put(self._of_way, way, key, now)
-                ways.add(way)
-        _put(self._of_region, key.region, key, tenancy)
-        if tenancy is not None:
-            self._all[key] = tenancy
-        return ways
+        before = self.pop(key, None)
+        ways = set(() if before is None else before.ways)
+        self._of_region[key.region].pop(key, None)
+        for way in ways:
+            del self._of_way[way][key]
+        if tenancy is None:
+            return ways
+        self[key] = self._of_region[key.region][key] = tenancy
+        for way in tenancy.ways:
+            self._of_way[way][key] = tenancy
+        return ways.union(tenancy.ways)
 
     def of(self, region: RegionId) -> list[Tenancy]:
         """Tenancies of a region whose processes may still run."""
@@ -59,15 +51,3 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
     def by(self, way: str) -> list[Tenancy]:
         """Tenancies that have this node or device number."""
         return list(self._of_way.get(way, {}).values())
-
-
-def _put(
-    index: dict[_K, dict[TenancyKey, Tenancy]], at: _K, key: TenancyKey, tenancy: Tenancy | None
-) -> None:
-    """Set or remove one entry of an index."""
-    entries = index.setdefault(at, {})
-    entries.pop(key, None)
-    if tenancy is not None:
-        entries[key] = tenancy
-    if not entries:
-        del index[at]

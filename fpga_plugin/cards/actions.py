@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
-from fpga_plugin.allocation.queue import CardQueue
-from fpga_plugin.cards import debugging
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
 from fpga_plugin.cards.recovery import Recovery
@@ -59,7 +58,6 @@ class CardActions:
         operations: what is done to a card.
         recovery: its pauses are lifted by `retry`.
         inventory: scans a card again and reports to the ledger.
-        queue: where a card that may have work is added.
     """
 
     def __init__(
@@ -67,40 +65,25 @@ class CardActions:
         operations: CardOperations,
         recovery: Recovery,
         inventory: Inventory,
-        queue: CardQueue,
     ) -> None:
         self._operations = operations
         self._recovery = recovery
         self._inventory = inventory
-        self._queue = queue
 
     @property
     def _ledger(self) -> Ledger:
         return self._operations.ledger
 
-    async def drain(self, card: str) -> CardState:
-        """Take a card out of service for good: it gets no new owner; present owners keep it.
+    async def drain(self, card: str, *, drained: bool = True) -> CardState:
+        """Take a card out of service: it gets no new owner, present ones keep it; or bring it back.
 
         Raises:
             UnknownDeviceError: no such card.
-            JournalError: it is not written yet: a restart of the plugin would end it.
+            JournalError: it cannot be written down: a restart of the plugin would undo it.
         """
         card_id = self._known(card)
-        self._ledger.hardware.set_drained(card_id, drained=True)
-        log.info("card drained", card=card_id)
-        return await self.state(card_id)
-
-    async def undrain(self, card: str) -> CardState:
-        """Bring it back into service.
-
-        Raises:
-            UnknownDeviceError: no such card.
-            JournalError: it cannot be written down, so nothing has changed.
-        """
-        card_id = self._known(card)
-        self._ledger.hardware.set_drained(card_id, drained=False)
-        log.info("card back in service", card=card_id)
-        self._queue.add(card_id)
+        self._ledger.hardware.set_drained(card_id, drained=drained)
+        log.info("card drained" if drained else "card back in service", card=card_id)
         return await self.state(card_id)
 
     async def retry(self, card: str) -> CardState:
@@ -123,11 +106,10 @@ class CardActions:
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
         self._ledger.work.forgive(card_id, "an operator asked to try it again")
-        self._queue.add(card_id)
         return await self.state(card_id)
 
     async def release(self, card: str) -> CardState:
-        """Keep nothing of a card for debugging any more (`debugging.end_on`).
+        """Keep nothing of a card for debugging any more: what was kept is scrubbed now.
 
         Raises:
             UnknownDeviceError: no such card.
@@ -135,7 +117,14 @@ class CardActions:
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        debugging.end_on(card_id, self._ledger, self._queue)
+        kept = [one.region for one in debug_holds.on(self._ledger, card_id)]
+        if not kept:
+            raise RefusedError(
+                f"nothing of card {card_id} is kept for debugging",
+                hint="`fpga-plugin status` shows what is",
+            )
+        debug_holds.end(self._ledger, kept)
+        log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
         return await self.state(card_id)
 
     async def functions(self, card: str, *, make: bool) -> tuple[PciFunction, ...]:
@@ -156,9 +145,10 @@ class CardActions:
         async with workers.lock(card_id):
             await self._check_unused(card_id)
             await workers.run(card_id, backend.make_functions, card_id, make=make)
+            functions = await workers.run(card_id, backend.functions, card_id)
         log.info("virtual functions made" if make else "virtual functions removed", card=card_id)
         await self._inventory.rescan(card_id)
-        return tuple(await workers.run(card_id, backend.functions, card_id))
+        return tuple(functions)
 
     async def _check_unused(self, card_id: CardId) -> None:
         """Check that a card whose functions come or go is not in use. The lock is held.

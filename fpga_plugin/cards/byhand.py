@@ -16,7 +16,6 @@ from functools import partial
 import structlog
 
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
-from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.clocks import ClockPlan
@@ -77,13 +76,11 @@ class HandProgrammer:
     Args:
         operations: what is done to a card.
         store: where bitstreams come from.
-        queue: where a card is added when work on it is done.
     """
 
-    def __init__(self, operations: CardOperations, store: StoreReader, queue: CardQueue) -> None:
+    def __init__(self, operations: CardOperations, store: StoreReader) -> None:
         self._operations = operations
         self._store = store
-        self._queue = queue
         self._tasks: BoundedDict[str, asyncio.Task[Programmed]] = BoundedDict(_REMEMBERED)
         self._running: set[asyncio.Task[Programmed]] = set()
 
@@ -130,10 +127,7 @@ class HandProgrammer:
             self._check(found.id, chosen)
             loaded = await self._store.load(found.interface_id, bitstream_id, found.takes)
             async with operations.workers.lock(found.id):
-                try:
-                    done = await self._work(found, chosen, loaded)
-                finally:
-                    self._queue.add(found.id)
+                done = await self._work(found, chosen, loaded)
         except FpgaPluginError as error:
             raise names.error(error) from error.__cause__
         return replace(done, name=names.bitstream(found.interface_id, bitstream_id))

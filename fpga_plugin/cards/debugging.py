@@ -32,7 +32,7 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.errors import FpgaPluginError, NoSourceError, RefusedError, quote
+from fpga_plugin.errors import FpgaPluginError, NoSourceError, quote
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodName
 from fpga_plugin.kubernetes.pod import Phase, Pod
@@ -341,24 +341,6 @@ class Debugging:
         )
         reason = "FpgaRegionKept" if kept else "FpgaRegionNotKept"
         self._recorder.about_pod(debug.pod, PodName(debug.namespace, debug.name), reason, note)
-
-
-def end_on(card: CardId, ledger: Ledger, queue: CardQueue) -> None:
-    """Keep nothing of a card any more: what was kept is scrubbed now.
-
-    Raises:
-        RefusedError: nothing of it is kept.
-        JournalError: it cannot be written down, so nothing has changed.
-    """
-    kept = [one.region for one in debug_holds.on(ledger, card)]
-    if not kept:
-        raise RefusedError(
-            f"nothing of card {card} is kept for debugging",
-            hint="`fpga-plugin status` shows what is",
-        )
-    debug_holds.end(ledger, kept)
-    queue.add(card)
-    log.info("an operator ends what is kept for debugging", card=card, regions=kept)
 
 
 def parse_keep(text: str) -> float:

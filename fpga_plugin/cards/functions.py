@@ -24,25 +24,23 @@ class FunctionNews:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told: dict[CardId, tuple[str, list[RegionId]]] = {}
+        self._told: dict[CardId, str] = {}
 
     def found(self, card: Card) -> None:
         """A card was found, and the ledger knows what is on it."""
-        ledger = self._ledger
-        withheld = _withheld(ledger, card) if ledger.naming.serves_functions else []
-        now = note(ledger, card), withheld
-        if self._told.get(card.id, ("", [])) == now:
+        now = note(self._ledger, card)
+        if self._told.get(card.id, "") == now:
             return
         self._told[card.id] = now
-        if withheld:
+        if now and self._ledger.naming.serves_functions:
             log.warning(
                 "an earlier tenant's image is no function",
                 card=card.id,
-                regions=withheld,
+                regions=_withheld(self._ledger, card),
                 hint="these regions are not advertised until FPGA_PLUGIN_ADVERTISE=region has"
                 " blanked them (docs/functions.md)",
             )
-        elif now[0]:
+        elif now:
             log.warning(
                 "card cannot be reprogrammed",
                 card=card.id,

@@ -7,9 +7,8 @@ being programmed.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -21,7 +20,7 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.port_error_log import PortErrorLog
-from fpga_plugin.cards.reads import SILENT, SILENT_HINT, CardReads, SilentCardError, afu_ids
+from fpga_plugin.cards.reads import SILENT, CardReads, SilentCardError, afu_ids
 from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -42,21 +41,6 @@ _SETTLING = 1.0
 
 _Observed = dict[RegionId, AfuId | None]
 _Signals = tuple[CardHealth, _Observed]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The result of a look at a card.
-
-    Attributes:
-        found: None: there is no card.
-        observed: its regions' AFU ids; None: it went meanwhile.
-        health: its signals; None: they were not read.
-    """
-
-    found: Card | CardProblem | None
-    observed: _Observed | None = None
-    health: CardHealth | None = None
 
 
 _REACH = {
@@ -104,9 +88,7 @@ class Inventory:
         self._reads = reads
         self._interval = interval
         self._well_since: dict[RegionId, float] = {}
-        self._full_scan = asyncio.Lock()
         self._scans: dict[CardId, asyncio.Lock] = {}
-        self._changes: Counter[CardId] = Counter()
         self._again: set[CardId] = set()
         self._all_again = False
         # Signals at the last look that are worth showing and make nothing Unhealthy.
@@ -117,71 +99,16 @@ class Inventory:
         self.problems = operations.ledger.problems  # why such cards are refused
 
     async def scan(self) -> None:
-        """Scan everything again; a card that changed meanwhile is left to its own scan."""
-        async with self._full_scan:
-            self._all_again = False
-            before = self._changes.copy()
-            present = await asyncio.to_thread(self._backend.card_ids)
-            present = [card_id for card_id in present if self._cards.selects(card_id)]
-            read, silent = await self._reads.each(present, self._see_or_problem)
-            for card_id in silent:
-                self._no_answer(card_id)
-            gone = (self._ledger.cards.keys() | self.problems.keys()) - set(present)
-            for card_id, seen in {**dict.fromkeys(gone, _Seen(None)), **read}.items():
-                await self._take_in(card_id, seen, since=before[card_id])
+        """Scan everything again; health signals only of cards on which no work runs."""
+        self._all_again = False
+        present = frozenset(await asyncio.to_thread(self._backend.card_ids))
+        known = self._ledger.cards.keys() | self.problems.keys()
+        await asyncio.gather(*map(self._scan_idle, sorted(present | known)))
 
-    def _see_or_problem(self, card_id: CardId) -> _Seen:
-        try:
-            return self._see(card_id, health=True)
-        except HardwareError as error:
-            address = PciAddress.parse(card_id)
-            return _Seen(CardProblem(address, error.message, error.hint))
-
-    def _see(self, card_id: CardId, *, health: bool) -> _Seen:
-        """One look, in a thread; with its `health` if no work runs on it.
-
-        Raises:
-            HardwareError: sysfs cannot be listed.
-        """
-        found = self._backend.scan_card(card_id)
-        if not isinstance(found, Card):
-            return _Seen(found)
-        observed = afu_ids(self._backend, found.regions)
-        idle = health and observed is not None and not self._workers.locked(card_id)
-        return _Seen(found, observed, self._backend.health(found) if idle else None)
-
-    async def _take_in(self, card_id: CardId, seen: _Seen, *, since: int | None = None) -> None:
-        """Take a look's result into the ledger, unless the card changed `since`."""
-
-        def outdated() -> bool:
-            return since not in {None, self._changes[card_id]}
-
-        if outdated():
-            return
-        if isinstance(seen.found, CardProblem):
-            self._problem(seen.found)
-            self._gone(card_id)
-            return
-        self.problems.pop(card_id, None)
-        if seen.found is None:
-            self._gone(card_id)
-            return
-        if seen.observed is None:  # it went while it was looked at
-            self._gone(card_id)
-            self._look_later(card_id)
-            return
-        blank = await self._blank(seen.found)
-        if outdated():
-            return
-        known = card_id in self._ledger.cards
-        self._found(seen.found, seen.observed, blank)
-        if seen.health is None:
-            return
-        if not known:
-            self._judged(seen.found, seen.health)
-        if not self._as_before(seen.found, seen.health, seen.observed):
-            # Work may have begun on it while it was read: a PR looks like a poisoned port.
-            self._spawn(self.check(card_id))
+    async def _scan_idle(self, card_id: CardId) -> None:
+        await self.look(card_id)
+        if not self._workers.locked(card_id):
+            await self.check(card_id)
 
     def changed(self, card: CardId | None) -> None:
         """A card may have changed; None: any card (`EventSource`)."""
@@ -192,11 +119,9 @@ class Inventory:
                 self._all_again = True
                 log.info("events were lost, scanning all cards")
                 self._spawn(self.scan())
-        else:
-            self._changes[card] += 1
-            if card not in self._again:
-                self._again.add(card)
-                self._spawn(self.rescan(card))
+        elif card not in self._again:
+            self._again.add(card)
+            self._spawn(self.rescan(card))
 
     def _look_later(self, card: CardId) -> None:
         """A card has changed since a moment ago, so it comes and goes: look again later."""
@@ -218,8 +143,7 @@ class Inventory:
     async def rescan(self, card_id: CardId) -> None:
         """Scan one card again, with its health signals; takes the card's lock for these."""
         await self.look(card_id)
-        if card_id in self._ledger.cards:
-            await self.check(card_id)
+        await self.check(card_id)
 
     async def look(self, card_id: CardId) -> None:
         """Scan one card again, without its health signals."""
@@ -228,11 +152,26 @@ class Inventory:
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             try:
-                seen = await self._reads.run(card_id, lambda: self._see(card_id, health=False))
-            except SilentCardError:
-                self._no_answer(card_id)
+                found, observed = await self._reads.run(card_id, lambda: self._see(card_id))
+            except HardwareError as error:
+                self._no_answer(card_id, error)
                 return
-            await self._take_in(card_id, seen)
+            if isinstance(found, CardProblem):
+                self._problem(found)
+                self._gone(card_id)
+                return
+            self.problems.pop(card_id, None)
+            if found is None or observed is None:
+                self._gone(card_id)
+                if found is not None:  # it went while it was looked at
+                    self._look_later(card_id)
+                return
+            self._found(found, observed, await self._blank(found))
+
+    def _see(self, card_id: CardId) -> tuple[Card | CardProblem | None, _Observed | None]:
+        """What is in a card's place, and its regions' AFU ids; None: it went meanwhile."""
+        found = self._backend.scan_card(card_id)
+        return found, afu_ids(self._backend, found.regions) if isinstance(found, Card) else None
 
     async def _blank(self, card: Card) -> AfuId | None:
         """AFU id of the blank for a card's free regions; None: they are not blanked."""
@@ -454,13 +393,14 @@ class Inventory:
         observed = afu_ids(self._backend, card.regions)
         return None if observed is None else (health, observed)
 
-    def _no_answer(self, card_id: CardId) -> None:
+    def _no_answer(self, card_id: CardId, error: HardwareError) -> None:
         """A card, known or not, could not be looked at."""
+        words = SILENT if isinstance(error, SilentCardError) else error.message
         if (card := self._ledger.cards.get(card_id)) is not None:
-            self._silent(card)
+            self._judged(card, _failed(card, words, error.hint))
         else:
             address = PciAddress.parse(card_id)
-            self._problem(CardProblem(address, SILENT, SILENT_HINT, passing=True))
+            self._problem(CardProblem(address, words, error.hint, passing=True))
 
     def _silent(self, card: Card) -> None:
         """A card does not answer: its regions are out of service until it does."""

@@ -423,7 +423,7 @@ class Work:
             if isinstance(image, Bitstream):
                 steps.program(port, image, report, name="program")
             else:
-                steps.confirm(port, image, report)
+                steps.verify(port, image, report, function=True)
 
         operations.port_errors_logged.discard(region.id)
         await operations.step(card, report, program, pr=isinstance(image, Bitstream))

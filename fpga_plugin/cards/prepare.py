@@ -13,12 +13,12 @@ from fpga_plugin.allocation.journal.records import Condition, RegionRecord
 from fpga_plugin.allocation.lease import Lease
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
-from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards import steps
 from fpga_plugin.cards.operations import CardOperations, Work
 from fpga_plugin.cards.reads import CardReads, afu_ids
 from fpga_plugin.cards.recovery import Recovery
+from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import (
     HardwareError,
     NotFinishedError,
@@ -28,9 +28,6 @@ from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
-
-RESET_SECONDS = 240.0
-"""Seconds to wait for a card's reset and scrub; calls end earlier, and kubelet retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +84,12 @@ class Preparer:
     Args:
         operations: what is done to a card.
         recovery: of poisoned ports.
-        queue: where each card is added when its part is done.
         reads: of cards that may not answer.
     """
 
-    def __init__(
-        self, operations: CardOperations, recovery: Recovery, queue: CardQueue, reads: CardReads
-    ) -> None:
+    def __init__(self, operations: CardOperations, recovery: Recovery, reads: CardReads) -> None:
         self._operations = operations
         self._recovery = recovery
-        self._queue = queue
         self._reads = reads
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
@@ -115,8 +108,6 @@ class Preparer:
             *(self._card(plan, card, regions) for card, regions in cards.items()),
             return_exceptions=True,
         )
-        for card in cards:
-            self._queue.add(card)
         records: dict[RegionId, RegionRecord] = {}
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -218,7 +209,6 @@ class Preparer:
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
     ) -> dict[RegionId, RegionRecord]:
         """One card's part of a plan; returns its regions' records at the end."""
-        await self._wait_for_reset(plan, card_id, region_ids)
         owner = frozenset(plan.lease.devices)
         async with self._operations.workers.lock(card_id):
             self.check(plan, mending=True)
@@ -236,52 +226,6 @@ class Preparer:
                 await self._attempt(plan, card_id, region_ids)
             return {region: self._operations.ledger.record(region) for region in region_ids}
 
-    async def _wait_for_reset(
-        self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
-    ) -> None:
-        """Wait until the queue's worker has reset a card after its last owner.
-
-        A reset ends every process that has a node of the card, and may move the node. It may
-        outlast a PreStart's call, so the worker does it. The worker needs the card's lock, so this
-        waits without it.
-
-        Raises:
-            FpgaPluginError: the plan no longer holds, or a former owner still runs.
-            NotFinishedError: it takes too long.
-        """
-        ledger, changed, used = self._operations.ledger, asyncio.Event(), plan.used
-        stop = ledger.subscribe(lambda _: changed.set())
-        try:
-            async with asyncio.timeout(RESET_SECONDS):
-                while self._awaits_reset(card_id, region_ids, used):
-                    changed.clear()
-                    self.check(plan, mending=True)
-                    await self._refuse_living(plan, region_ids)
-                    self._queue.add(card_id)
-                    await changed.wait()
-        except TimeoutError:
-            raise NotFinishedError(
-                f"card {card_id} is not reset since its last owner",
-                hint="it is tried again when kubelet retries; `fpga-plugin status` says what the"
-                " reset waits for",
-            ) from None
-        finally:
-            stop()
-
-    def _awaits_reset(
-        self, card_id: CardId, region_ids: list[RegionId], used: frozenset[RegionId]
-    ) -> bool:
-        card = self._operations.ledger.cards.get(card_id)
-        return (
-            card is not None
-            and card.resets
-            and any(
-                self._condition(region) in {Condition.DIRTY, Condition.SCRUBBING}
-                and (region not in used or self._operations.ledger.tenancies.left(region))
-                for region in region_ids
-            )
-        )
-
     async def _refuse_living(self, plan: Plan, region_ids: list[RegionId]) -> None:
         """Check that no earlier pod of these regions still runs.
 
@@ -298,8 +242,17 @@ class Preparer:
         operations, ledger = self._operations, self._operations.ledger
         self.check(plan)
         card = ledger.cards[card_id]
-        regions = [region for region in card.regions if region.id in region_ids]
         await self._refuse_living(plan, region_ids)
+        if ended := self._recovery.due_for_reset(card, region_ids):
+            region = min(ended)
+            report = Report(region, pod=plan.pod, former=operations.former(region))
+            try:
+                await self._recovery.reset(card, ended, report)
+            finally:
+                operations.report(report)
+            self.check(plan)  # the card's nodes may be other ones
+            card = ledger.cards[card_id]
+        regions = [region for region in card.regions if region.id in region_ids]
         async with operations.work(card, regions, partial(self.check, plan), plan.pod) as work:
             await self._work(plan, work, regions)
 

@@ -11,13 +11,14 @@ it doubles.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
 
+from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.link import Link
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.queue import CardQueue
@@ -131,22 +132,51 @@ class Recovery:
             and self._ledger.obstacles.first(card.id, Stops.REBIND) is None
         )
 
-    async def reset(self, card: Card, report: Report) -> Card | None:
+    def due_for_reset(self, card: Card, regions: Iterable[RegionId]) -> frozenset[RegionId]:
+        """Dirty regions of a card that is reset between owners, whose last allocation ended.
+
+        Between two containers of one allocation only the image is replaced, without a reset.
+        """
+        ledger = self._ledger
+        return frozenset(
+            region
+            for region in regions
+            if card.resets
+            and ledger.record(region).condition is Condition.DIRTY
+            and (
+                (allocation := ledger.region_allocation(region)) is None
+                or not allocation.used
+                or ledger.tenancies.left(region)
+            )
+        )
+
+    async def reset(self, card: Card, regions: Collection[RegionId], report: Report) -> Card | None:
         """Reset a card whose last owner is gone; with its lock held. None: it is gone afterwards.
 
-        The journal records it, like a rebind: if the plugin dies, its next start finishes it.
+        A reset ends every process that has a node of the card, and may move the node. The journal
+        records it, like a rebind: if the plugin dies, its next start finishes it. `regions` are
+        `due_for_reset`, and DIRTY afterwards.
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
         """
         ledger, operations = self._ledger, self._operations
-        ledger.hardware.set_rebinding(card.id, rebinding=True)
-        await operations.step(
-            card, report, lambda: steps.reset_card(operations.backend, card, report), pr=True
-        )
-        # Its node may be another one by now: no container may get the former one.
-        await self._inventory.look(card.id)
-        ledger.hardware.set_rebinding(card.id, rebinding=False)
+        operations.begin(card, regions)
+        ledger.work.working(regions)
+        report.scrubbed = True
+
+        def reset() -> None:
+            with steps.timed(report, "reset card"):
+                operations.backend.reset(card)
+
+        try:
+            ledger.hardware.set_rebinding(card.id, rebinding=True)
+            await operations.step(card, report, reset, pr=True)
+            # Its node may be another one by now: no container may get the former one.
+            await self._inventory.look(card.id)
+            ledger.hardware.set_rebinding(card.id, rebinding=False)
+        finally:
+            operations.settle(regions)
         return ledger.cards.get(card.id)
 
     def ask(self, card_id: CardId) -> None:

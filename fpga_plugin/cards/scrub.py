@@ -89,23 +89,6 @@ class Scrubber:
         """What the scrub of a DIRTY region waited for at the last look; empty: nothing."""
         return self._waits.get(region, "")
 
-    def has_work(self, card_id: CardId) -> bool:
-        """Whether a card has work, now or once a tenant is gone."""
-        card = self._operations.ledger.cards.get(card_id)
-        return card is not None and bool(
-            self._due(card)
-            or self._memory_due(card)
-            or self._tenants_elsewhere(card)
-            or self._bound_by_plugin(card)
-            or self._recovery.due(card)
-            or card_id in self._operations.ledger.rebinding
-        )
-
-    def _tenants_elsewhere(self, card: Card) -> list[Tenancy]:
-        """Tenancies of other regions, without an allocation, that lead to a node of the card."""
-        strangers = map(self._operations.ledger.strangers, card.regions)
-        return [one for of_region in strangers for one in of_region if one.left]
-
     def _bound_by_plugin(self, card: Card) -> list[Region]:
         """Clean regions without an owner for which the plugin bound drivers."""
         ledger = self._operations.ledger
@@ -181,7 +164,7 @@ class Scrubber:
         """Scrub a card's due regions; a card that `resets` is reset first after an owner."""
         operations = self._operations
         reports: dict[RegionId, Report] = {}
-        if ended := self._ended(card, due):
+        if ended := self._recovery.due_for_reset(card, due.regions):
             reset = await self._reset(card, ended, reports)
             if reset is None:
                 return Outcome.WAIT
@@ -228,52 +211,26 @@ class Scrubber:
                 ledger.work.dirty([region], reason)
         return _Due(keeping, keeping, None)
 
-    def _ended(self, card: Card, due: _Due) -> frozenset[RegionId]:
-        """Regions of a card that is reset between owners, whose last owner's allocation ended.
-
-        Between two containers of one allocation only the image is replaced, without a reset.
-        """
-        ledger = self._operations.ledger
-        return frozenset(
-            region.id
-            for region in self._due(card)
-            if card.resets
-            and region.id in due.regions
-            and (
-                (allocation := ledger.region_allocation(region.id)) is None
-                or not allocation.used
-                or ledger.tenancies.left(region.id)
-            )
-        )
-
     async def _reset(
         self, card: Card, ended: frozenset[RegionId], reports: dict[RegionId, Report]
     ) -> Card | None:
         """Reset the card and return it; None: the reset has to wait, or failed."""
         operations = self._operations
-        regions = [region for region in self._due(card) if region.id in ended]
+        regions = [region for region in card.regions if region.id in ended]
         for region in regions:
             if not await self._is_unused(region):
                 return None
         if not self._queue.synced or any(region not in self._due(card) for region in regions):
             return None  # a container may have begun while we looked
-        operations.begin(card, ended)
-        operations.ledger.work.working(ended)
         reports |= {region: self._begin_report(region) for region in ended}
         first = reports[regions[0].id]
-        first.scrubbed = True
         try:
-            back = await self._recovery.reset(card, first)
+            return await self._recovery.reset(card, ended, first)
         except FpgaPluginError as error:
             for region in regions:
                 self._wait_for(region.id, error.message, error.hint)
             operations.report(first)
             return None
-        else:
-            operations.ledger.work.dirty(ended, "its card was reset, and it is not blank yet")
-            return back
-        finally:
-            operations.settle(ended)
 
     async def _give_back(self, card: Card) -> None:
         """Unbind drivers that were bound for a region once it has no owner."""
@@ -291,7 +248,8 @@ class Scrubber:
         """Whether a pod whose allocation ended may still open a node of the card."""
         gone: list[Tenancy] = []
         living: set[PodUid] = set()
-        for one in self._tenants_elsewhere(card):
+        strangers = map(self._operations.ledger.strangers, card.regions)
+        for one in [one for of_region in strangers for one in of_region if one.left]:
             if await self._operations.living([one]) is None:
                 gone.append(one)
             elif one.pod is not None:
@@ -409,8 +367,4 @@ class Scrubber:
         except FpgaPluginError as error:
             log.warning("memory not cleared", card=card.id, error=str(error))
             return Outcome.NOTHING
-        return (
-            Outcome.WAIT
-            if card.id in self._operations.ledger.memory_clear_pending
-            else Outcome.DONE
-        )
+        return Outcome.WAIT  # an earlier tenant may have kept it from being cleared

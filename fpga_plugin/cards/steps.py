@@ -80,39 +80,29 @@ def program(port: Port, bitstream: Bitstream, report: Report, *, name: str) -> N
     verify(port, bitstream.afu_id, report)
 
 
-def verify(port: Port, expected: AfuId, report: Report) -> None:
-    """Compare what is on the region with what should be.
+def verify(port: Port, expected: AfuId, report: Report, *, function: bool = False) -> None:
+    """Compare what is on the region with what was programmed, or the `function` that stays.
 
     Raises:
-        HardwareError: another AFU id, or none, reads back.
+        RefusedError: it is not the function that the region's owner was promised.
+        HardwareError: another AFU id than was programmed reads back, or none.
     """
     with timed(report, "verify") as notes:
         report.afu_id = port.afu_id(expected)
-        if report.afu_id != expected:
-            raise WrongImageError(
-                f"region {report.region} shows AFU {report.afu_id} where {expected} was programmed",
-                hint="the bitstream's file is mislabelled, or was built for another card: install"
-                " the right one",
-            )
-        notes.text = f"AFU id reads {expected}"
-
-
-def confirm(port: Port, expected: AfuId, report: Report) -> None:
-    """Check that a region holds the function that its owner was promised.
-
-    Raises:
-        RefusedError: it holds another one.
-        HardwareError: it cannot be read.
-    """
-    with timed(report, "verify") as notes:
-        report.afu_id = port.afu_id(expected)
-        if report.afu_id != expected:
+        if report.afu_id == expected:
+            notes.text = f"AFU id reads {expected}"
+        elif function:
             raise RefusedError(
                 f"region {report.region} holds the function {report.afu_id} by now, and the pod was"
                 f" given it for {expected}",
                 hint="delete the pod: the region is advertised by the function that it holds",
             )
-        notes.text = f"function {expected} is there"
+        else:
+            raise WrongImageError(
+                f"region {report.region} shows AFU {report.afu_id} where {expected} was programmed",
+                hint="the bitstream's file is mislabelled, or was built for another card: install"
+                " the right one",
+            )
 
 
 def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend's own methods
@@ -159,17 +149,6 @@ def _no_errors_left(port: Port, report: Report, region: Region, what: str) -> No
                 f"region {region.id} keeps port errors {left:#x} after it was {what}",
                 hint="the operator finds what to do in docs/runbook.md",
             )
-
-
-def reset_card(backend: Backend, card: Card, report: Report) -> None:
-    """Reset the card as a whole, which ends every process with a node of it.
-
-    Raises:
-        PortInUseError: a process does not end.
-        HardwareError: it failed.
-    """
-    with timed(report, "reset card"):
-        backend.reset(card)
 
 
 def clear_memory(backend: Backend, card: Card, report: Report) -> None:

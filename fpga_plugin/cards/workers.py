@@ -1,9 +1,9 @@
 """A thread a card, and one at a time on each card.
 
 The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
-behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
-The thread ends when no task holds the card's lock any more; 256 idle cards cost nothing. Mere reads
-of a card do not wait for this (`cards.reads`).
+behind a lock of its own. Each call runs in a thread of its own, which ends with it: one stuck card
+never holds up another, and 256 idle cards cost nothing. Mere reads of a card do not wait for this
+(`cards.reads`).
 
 A thread cannot be interrupted. A task that is cancelled while a thread works for it waits for the
 thread's end first. Else the card's lock would be free during the work, and no task would close what
@@ -34,18 +34,15 @@ class CardWorkers:
 
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
         self._locks: dict[CardId, asyncio.Lock] = {}
-        self._threads: dict[CardId, ThreadPoolExecutor] = {}
-        self._users: dict[CardId, int] = {}
         self._in_flight: set[RegionId] = set()
         self._tell = programming or (lambda _: None)
         self._closing = False
 
     @asynccontextmanager
     async def lock(self, card: CardId) -> AsyncIterator[None]:
-        """Held through everything that changes what is on a card; keeps its thread."""
+        """Held through everything that changes what is on a card."""
         async with self._locks.setdefault(card, asyncio.Lock()):
-            with self._thread(card):
-                yield
+            yield
 
     def locked(self, card: CardId) -> bool:
         """Whether a task holds the card's lock."""
@@ -54,7 +51,7 @@ class CardWorkers:
     async def run(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a blocking function in the card's thread; cancelled, it waits for its end.
+        """Call a blocking function in a thread; cancelled, it waits for its end.
 
         Raises:
             NotFinishedError: the plugin is ending; nothing was called.
@@ -67,36 +64,20 @@ class CardWorkers:
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Like `run`, but also while the plugin ends: for work that gives things back."""
-        with self._thread(card) as thread:
-            call = partial(function, *args, **kwargs)
-            work = asyncio.get_running_loop().run_in_executor(thread, call)
-            cancelled: asyncio.CancelledError | None = None
-            while not work.done():
-                try:
-                    await asyncio.wait([work])  # which, cancelled, leaves it alone
-                except asyncio.CancelledError as error:
-                    cancelled = error
-            if cancelled is not None:
-                work.exception()  # the caller was cancelled: keep asyncio from complaining
-                raise cancelled
-            return work.result()
-
-    @contextmanager
-    def _thread(self, card: CardId) -> Iterator[ThreadPoolExecutor]:
-        """The card's thread; it ends with the last of those who want it."""
-        thread = self._threads.get(card)
-        if thread is None:
-            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
-            self._threads[card] = thread
-        self._users[card] = self._users.get(card, 0) + 1
-        try:
-            yield thread
-        finally:
-            self._users[card] -= 1
-            if not self._users[card]:
-                del self._users[card]
-                del self._threads[card]
-                thread.shutdown(wait=False)
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
+        call = partial(function, *args, **kwargs)
+        work = asyncio.get_running_loop().run_in_executor(thread, call)
+        thread.shutdown(wait=False)  # it ends with this call
+        cancelled: asyncio.CancelledError | None = None
+        while not work.done():
+            try:
+                await asyncio.wait([work])  # which, cancelled, leaves it alone
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            work.exception()  # the caller was cancelled: keep asyncio from complaining
+            raise cancelled
+        return work.result()
 
     @contextmanager
     def in_flight(self, region: RegionId) -> Iterator[None]:

@@ -59,9 +59,7 @@ def _open_journal(settings: Settings) -> Journal:
         FpgaPluginError: the directory or the journal cannot be used.
     """
     check_state_dir(settings)
-    now = Served(
-        settings.mode.value, settings.resource_prefix, settings.cdi_dir, settings.state_dir
-    )
+    now = Served(settings.mode.value, settings.state_dir)
     marker = Marker(os.path.join(settings.kubelet_dir, LOCK_DIRECTORY, MARKER_FILE), now)
     journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE), marker)
     if journal.doubt:

@@ -14,8 +14,7 @@ from typing import Any
 import structlog
 from grpclib.server import Stream
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.lists import AdvertisedDevice, DeviceLists
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.kubernetes.names import ResourceName
@@ -67,21 +66,18 @@ class DeviceStreams:
         """Whether the present list has not been sent on some stream yet."""
         return any(cursor.changed.is_set() for cursor in self._cursors)
 
-    def changed(self) -> None:
-        """The list may have changed; a stream that has the same list sends nothing."""
-        for cursor in self._cursors:
-            cursor.changed.set()
-
     def resend(self) -> None:
         """Send the list again even if it is the same: kubelet then rewrites its checkpoint."""
         for cursor in self._cursors:
             cursor.sent = None
-        self.changed()
+            cursor.changed.set()
 
     async def feed(self, stream: Stream[Any, Any]) -> None:
         """Send the list, and each later one, until cancelled."""
         cursor = _Cursor()
         self._cursors.add(cursor)
+        # The list may be the same after a change: then nothing is sent.
+        unsubscribe = self._lists.subscribe(cursor.changed.set)
         try:
             await self._send(cursor, stream)
             self._open()
@@ -91,6 +87,7 @@ class DeviceStreams:
                 cursor.changed.clear()
                 await self._send(cursor, stream)
         finally:
+            unsubscribe()
             self._cursors.discard(cursor)
             if self.opened.is_set() and not self._cursors:
                 self.lost.set()

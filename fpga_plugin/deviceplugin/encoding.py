@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.kubernetes.grpc.codec import Codec
 from fpga_plugin.kubernetes.messages.v1beta1 import (
     Device,

@@ -6,7 +6,6 @@ issues 121994 and 127803).
 """
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
@@ -44,12 +43,10 @@ class Endpoint:
         self.name = ""
         self.streams = DeviceStreams(resource, api.lists, api.reconciler)
         self._resource = resource
-        self._lists = api.lists
         self._directory = directory
         self._servicer = Servicer(resource, api, self.streams, on_call=on_call)
         self._server: ClosingServer | None = None
         self._identity: str | None = None
-        self._unsubscribe: Callable[[], None] | None = None
 
     @property
     def in_place(self) -> bool:
@@ -75,13 +72,9 @@ class Endpoint:
             remove_socket(self._directory, self.name)
             raise
         self._server = server
-        self._unsubscribe = self._lists.subscribe(self.streams.changed)
 
     async def stop(self) -> None:
         """Close the socket and kubelet's connections, end the handlers; does nothing twice."""
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None
         server, self._server = self._server, None
         if server is None:
             return

@@ -61,7 +61,7 @@ class KubeletLink:
     async def start(self, api: DevicePlugin) -> None:
         """Begin to serve; returns before kubelet has heard of it."""
         remove_stale_sockets(self._directory.path)
-        self._directory.start()
+        await self._directory.start()
         self._api = api
         add = partial(self._add_resources, api)
         self._unsubscribe = api.lists.subscribe(add)
@@ -72,13 +72,13 @@ class KubeletLink:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+        self._directory.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks.clear()
         self._registrations.clear()
-        await self._directory.stop()
 
     def resend(self) -> None:
         """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""

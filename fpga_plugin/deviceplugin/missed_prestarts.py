@@ -17,7 +17,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -29,9 +29,7 @@ from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import CheckpointEntry
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
-
-if TYPE_CHECKING:
-    from fpga_plugin.kubernetes.pod import Pod  # only where a pod was read
+from fpga_plugin.kubernetes.pod import Pod
 
 log = structlog.get_logger()
 
@@ -159,7 +157,7 @@ class MissedPreStarts:
         allocations, activity = self._ledger.allocations, self._ledger.activity
         return device in allocations and activity[device] == self._before.get(device, 0)
 
-    def _judge(self, uid: PodUid, pod: "Pod", entries: list[CheckpointEntry], birth: float) -> None:
+    def _judge(self, uid: PodUid, pod: Pod, entries: list[CheckpointEntry], birth: float) -> None:
         for entry in entries:
             opened = self._opened.get(entry.resource)
             started = pod.state(entry.container).started
@@ -170,6 +168,10 @@ class MissedPreStarts:
                 continue
             self.found.add(key)
             unscrubbed = entry.devices & self._unscrubbed
+            what = "not programmed again; restart the container if that matters"
+            if unscrubbed:
+                what = "still held what an earlier pod left; delete the pod"
+            what = f"{', '.join(sorted(unscrubbed or entry.devices)[:3])} {what}"
             log.warning(
                 "container started without PreStart",
                 pod=uid,
@@ -179,10 +181,8 @@ class MissedPreStarts:
                 devices=sorted(entry.devices),
                 started=started,
                 unscrubbed=sorted(unscrubbed),
-                hint="kubelet restarted without PreStart while an earlier pod's data was still"
-                " on the region: delete the pod"
-                if unscrubbed
-                else "kubelet restarted without PreStart; its region was neither scrubbed nor"
-                " programmed again: restart the container if that matters",
+                hint=what,
             )
-            self._recorder.missed_prestart(pod, entry.container, entry.devices, unscrubbed)
+            note = f"container {entry.container} was started without PreStart after kubelet's"
+            note += f" restart: {what}"
+            self._recorder.about_pod(uid, pod.full_name, "FpgaNotProgrammed", note)

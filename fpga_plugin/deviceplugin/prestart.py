@@ -10,7 +10,8 @@ the hand-over it waits for nothing.
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -30,11 +31,7 @@ from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.prepare import Plan, Preparer
 from fpga_plugin.cards.targets import Targets
 from fpga_plugin.deviceplugin.environment import StockEnvironment
-from fpga_plugin.errors import (
-    FpgaPluginError,
-    NotFinishedError,
-    RefusedError,
-)
+from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId, Resource, ResourceKind
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
@@ -69,21 +66,23 @@ def answer_within(time_left: float | None) -> float:
     return min(time_left - ANSWER_MARGIN, LONGEST_ANSWER)
 
 
-@dataclass(slots=True)
+_Asked = tuple[Lease, str, Identity, tuple[FpgaRequest, ...]]
+_Outcome = dict[RegionId, RegionRecord] | FpgaPluginError
+
+
+@dataclass(frozen=True, slots=True)
 class _Preparation:
     """Work for one PreStart; outlives the call.
 
     Attributes:
-        asked: what else than the plan's lease and kubelet instance makes a later PreStart the same:
-            who asks, and what for.
+        asked: what makes a later PreStart the same: the lease, the kubelet instance, who asks, and
+            what for.
+        work: what the regions are then, or why they are not.
     """
 
     plan: Plan
-    asked: tuple[Identity, tuple[FpgaRequest, ...]]
-    task: asyncio.Task[None] | None = None
-    records: dict[RegionId, RegionRecord] = field(default_factory=dict)
-    error: FpgaPluginError | None = None
-    expiry: asyncio.TimerHandle | None = None
+    asked: _Asked
+    work: asyncio.Task[_Outcome]
 
 
 class PreStarts:
@@ -122,7 +121,7 @@ class PreStarts:
         self._recorder = recorder
         self._debugging = debugging
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[_Outcome]] = set()
         self._ledger.subscribe(self._changed)
 
     async def serve(
@@ -161,13 +160,12 @@ class PreStarts:
 
                     identity = await permitted()
                     preparation = await self._find_or_begin(identity, lease, requests)
-                    assert preparation.task is not None, "set where it is made"
                     debug = await self._debugging.requested(identity, devices)
-                    await asyncio.wait({preparation.task})
+                    await asyncio.wait({preparation.work})
                     late = "all is prepared, but its last checks are not done"
                     # If the policy forbids it by now, the finished work does not count.
                     observed: Mapping[RegionId, AfuId | None] = {}
-                    if preparation.error is None:
+                    if not isinstance(preparation.work.result(), FpgaPluginError):
                         observed = await last_look(
                             self._permission, self._preparer, preparation.plan, permitted
                         )
@@ -212,23 +210,22 @@ class PreStarts:
                 " replaced by a later one",
                 hint="kubelet's next try begins again",
             )
-        self._drop(devices)
-        if preparation.error is not None:
-            raise preparation.error
-        self._preparer.check_result(plan, preparation.records, observed)
+        del self._preparations[devices]
+        outcome = preparation.work.result()
+        if isinstance(outcome, FpgaPluginError):
+            raise outcome
+        self._preparer.check_result(plan, outcome, observed)
         self._ledger.device_plugin.started(plan.lease.allocations, debug)
 
-    def _drop(self, devices: frozenset[DeviceId]) -> None:
-        """Drop the preparation for these devices: it serves no later call."""
-        dropped = self._preparations.pop(devices, None)
-        if dropped is not None and dropped.expiry is not None:
-            dropped.expiry.cancel()
-
-    def _expire(self, devices: frozenset[DeviceId]) -> None:
+    def _expire(self, devices: frozenset[DeviceId], asked: _Asked) -> None:
         """Drop a result that no call fetched in time: it may be outdated."""
-        records = self._preparations[devices].records
-        self._drop(devices)
+        preparation = self._preparations.get(devices)
+        if preparation is None or preparation.asked is not asked:
+            return
+        del self._preparations[devices]
         log.info("a preparation expired unused", devices=sorted(devices))
+        outcome = preparation.work.result()
+        records = {} if isinstance(outcome, FpgaPluginError) else outcome
         unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
         try:
             self._ledger.work.dirty(unchanged, "a preparation expired unused")
@@ -244,35 +241,27 @@ class PreStarts:
         requests: tuple[FpgaRequest, ...],
     ) -> _Preparation:
         devices, instance = lease.devices, self._ledger.kubelet_instance
-        key, asked = frozenset(devices), (identity, requests)
-
-        def begun() -> _Preparation | None:
-            one = self._preparations.get(key)
-            if one is None or (one.plan.lease, one.plan.instance, one.asked) != (
-                lease,
-                instance,
-                asked,
-            ):
-                return None
-            return one
-
-        if (existing := begun()) is not None:
-            return existing
+        key, asked = frozenset(devices), (lease, instance, identity, requests)
+        if (begun := self._preparations.get(key)) is not None and begun.asked == asked:
+            return begun
         targets = await self._targets.of(devices, requests, resources=identity.resources)
         plan = Plan(lease, identity.pod, targets, instance)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
-        if (existing := begun()) is not None:
-            return existing
-        preparation = _Preparation(plan, asked)
-        preparation.task = asyncio.create_task(
-            self._carry_out(preparation), name=f"prepare {', '.join(devices)}"
-        )
-        self._tasks.add(preparation.task)
-        preparation.task.add_done_callback(self._tasks.discard)
-        self._drop(key)
-        self._preparations[key] = preparation
+        if (begun := self._preparations.get(key)) is not None and begun.asked == asked:
+            return begun
+        work = asyncio.create_task(self._carry_out(plan), name=f"prepare {', '.join(devices)}")
+        preparation = self._preparations[key] = _Preparation(plan, asked, work)
+        self._tasks.add(work)
+        work.add_done_callback(partial(self._finished, key, asked))
         return preparation
+
+    def _finished(
+        self, devices: frozenset[DeviceId], asked: _Asked, work: asyncio.Task[_Outcome]
+    ) -> None:
+        self._tasks.discard(work)
+        # Without the preparation, which has whole images in memory.
+        asyncio.get_running_loop().call_later(UNCLAIMED_FOR, self._expire, devices, asked)
 
     def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
         lease = self._ledger.lease(devices)
@@ -378,42 +367,38 @@ class PreStarts:
             )
         return asked
 
-    async def _carry_out(self, preparation: _Preparation) -> None:
-        plan = preparation.plan
+    async def _carry_out(self, plan: Plan) -> _Outcome:
+        outcome: _Outcome
         try:
-            preparation.records = await self._preparer.prepare(plan)
+            outcome = await self._preparer.prepare(plan)
         except FpgaPluginError as error:
-            preparation.error = error
+            outcome = error
         except Exception:
             log.exception("preparation failed", devices=plan.lease.devices)
-            preparation.error = FpgaPluginError(
+            outcome = FpgaPluginError(
                 "preparation failed for an unexpected reason",
                 hint="the plugin's log has the details; please report this",
             )
+        failed = isinstance(outcome, FpgaPluginError)
         log.info(
-            "prepared" if preparation.error is None else "preparation failed",
+            "preparation failed" if failed else "prepared",
             devices=plan.lease.devices,
             pod=plan.pod,
             bitstreams={
                 region: target.bitstream.bitstream_id if target and target.bitstream else None
                 for region, target in plan.targets.items()
             },
-            error=None if preparation.error is None else str(preparation.error),
+            error=str(outcome) if failed else None,
         )
-        devices = frozenset(plan.lease.devices)
-        if self._preparations.get(devices) is preparation:
-            preparation.expiry = asyncio.get_running_loop().call_later(
-                UNCLAIMED_FOR, self._expire, devices
-            )
+        return outcome
 
     def _changed(self, _card: CardId | None) -> None:
         """Drop preparations for allocations that ended."""
         for devices in [d for d, one in self._preparations.items() if not one.plan.lease.holds]:
-            self._drop(devices)
+            del self._preparations[devices]
 
     async def close(self) -> None:
         """Wait for the preparations that run; begin none."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for devices in [*self._preparations]:
-            self._drop(devices)
+        self._preparations.clear()

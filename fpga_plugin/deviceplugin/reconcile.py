@@ -170,7 +170,7 @@ class Reconciler:
         if self.watch is not None and allocations:
             self.watch.want()
         doubtful = self._owners.doubtful
-        asked = doubtful or (bool(allocations) and not self._told_by_kubelet())
+        asked = doubtful or (bool(allocations) and self._telling is None)
         if asked and self._podresources is not None:
             await self._list(self._podresources)
             return True
@@ -178,27 +178,22 @@ class Reconciler:
             await self._settle([])
         return doubtful or unread or self._allocatable.due
 
-    def _told_by_kubelet(self) -> bool:
-        """Whether kubelet's stream of pods will show when any of the allocations may have ended."""
-        if self.watch is None or self._podresources is None:
-            return False
-        return all(
-            allocation.pod is not None and self.watch.lives(allocation.pod)
-            for allocation in self._ledger.pod_allocations()
-        )
+    @property
+    def _telling(self) -> PodWatch | None:
+        """Kubelet's stream of pods, if it shows when any of the allocations may have ended."""
+        allocations = self._ledger.pod_allocations()
+        if (watch := self.watch) is None or self._podresources is None or not allocations:
+            return None
+        told = all(one.pod is not None and watch.lives(one.pod) for one in allocations)
+        return watch if told else None
 
     @property
     def last_read(self) -> float:
         """Unix time up to which kubelet's records are known; 0: they were never read."""
-        if (
-            self.watch is not None
-            and self.answered
-            and self._ledger.pod_allocations()
-            and self._told_by_kubelet()
-        ):
-            # Not now: an end that happened since may have been dropped on its way.
-            return max(self._last_read, self.watch.told_at)
-        return self._last_read
+        if not self.answered or (watch := self._telling) is None:
+            return self._last_read
+        # Not now: an end that happened since may have been dropped on its way.
+        return max(self._last_read, watch.told_at)
 
     def _is_new(self, problem: FpgaPluginError) -> bool:
         """Whether it is another problem than at the last try: each is logged once."""
@@ -306,21 +301,18 @@ class Reconciler:
 
     async def _settle_without(self, ended: Collection[DeviceId], unreadable: NoSourceError) -> None:
         """End allocations without the checkpoint: another source says that the pod has ended."""
-        allocations = [
-            allocation for device in ended if (allocation := self._ledger.allocations.get(device))
-        ]
-        told: dict[PodUid | None, bool] = {}
+        pods = {one.device: one.pod for one in self._ledger.allocations_of(ended) if one.pod}
+        over: set[PodUid] = set()
         problem = unreadable
-        for pod in dict.fromkeys(allocation.pod for allocation in allocations):
-            if pod is None:
-                continue
+        for pod in dict.fromkeys(pods.values()):
             try:
-                told[pod] = await self._pods.ended(pod)
+                if await self._pods.ended(pod):
+                    over.add(pod)
             except NoSourceError as error:
                 problem = NoSourceError(f"{unreadable.message}; {error.message}")
             if not self.answered:
                 return  # another kubelet, which is not kept waiting
-        gone = [allocation.device for allocation in allocations if told.get(allocation.pod)]
+        gone = [device for device, pod in pods.items() if pod in over]
         if len(gone) < len(ended) or not ended:
             self._report(problem)
         elif self._is_new(problem):
@@ -332,9 +324,9 @@ class Reconciler:
 
         `solved`: the problem with kubelet's records is over, unless an allocation cannot be ended.
         """
-        for device in devices:
-            allocation = self._ledger.allocations.get(device)
-            if allocation is None or self._lacking.get(device) != self._ledger.activity[device]:
+        for allocation in self._ledger.allocations_of(devices):
+            device = allocation.device
+            if self._lacking.get(device) != self._ledger.activity[device]:
                 continue
             try:
                 release(self._ledger, self._queue, allocation.resource, [device])

@@ -22,7 +22,7 @@ A registration counts once the stream is open: Register's OK alone says little.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -102,18 +102,15 @@ class Registration:
         self._endpoint: Endpoint | None = None
         self._registered = False
         self._problem = ""
-        self._renewal = ""
+        self._end: Callable[[str], None] | None = None
         self.opened = 0
-        self._look: Callable[[], None] | None = None
 
     @property
     def status(self) -> ResourceStatus:
         """The resource's state at kubelet now."""
         streaming = self._endpoint is not None and self._endpoint.streams.streaming
-        status = ResourceStatus(registered=self._registered, streaming=streaming)
-        if status.registered and status.streaming:
-            return status
-        return replace(status, problem=self._problem)
+        problem = "" if self._registered and streaming else self._problem
+        return ResourceStatus(self._registered, streaming, problem)
 
     def resend(self) -> None:
         """Send the list again on the present stream, if there is one."""
@@ -127,9 +124,8 @@ class Registration:
 
     def renew(self, reason: str) -> None:
         """End the present life, if there is one: the next begins on another socket."""
-        if self._look is not None:
-            self._renewal = reason
-            self._look()
+        if self._end is not None:
+            self._end(reason)
 
     async def run(self) -> None:
         """Register, and again whenever that is due, until cancelled."""
@@ -200,17 +196,21 @@ class Registration:
         )
         outdated = ""
 
-        def look() -> None:
+        def end(reason: str) -> None:
             nonlocal outdated
-            if not outdated and (outdated := self._why_outdated(instance, endpoint)):
+            if reason and not outdated:
+                outdated = reason
                 scope.reschedule(0)
+
+        def look() -> None:
+            end(self._why_outdated(instance, endpoint))
 
         try:
             await endpoint.start()
-            # Used as a scope: it has no time limit, it ends when `look` finds a reason.
+            # Used as a scope: it has no time limit, it ends by `end`.
             async with asyncio.timeout(None) as scope:
                 with self._directory.listening(look):
-                    self._look = look
+                    self._end = end
                     look()
                     began = asyncio.get_running_loop().time()
                     await register(
@@ -224,14 +224,11 @@ class Registration:
             raise NotRegisteredError(outdated) from None
         finally:
             self._registered = False
-            self._look = None
-            self._renewal = ""
+            self._end = None
             await endpoint.stop()
             self._endpoint = None
 
     def _why_outdated(self, instance: str, endpoint: Endpoint) -> str:
-        if self._renewal:
-            return self._renewal
         present = self._directory.instance
         if present is None:
             return ""  # no kubelet to register with: keep a stream that may still be read

@@ -27,41 +27,37 @@ from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 log = structlog.get_logger()
 
 
-class QuickCalls:
-    """Ids come as kubelet sent them, unchecked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlugin:
+    """What serves kubelet by the device plugin API; with DRA there is none.
 
-    Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
+    Ids come as kubelet sent them, unchecked. Errors are `fpga_plugin.errors`; `servicer` turns them
+    into gRPC statuses.
 
-    Args:
+    Attributes:
         owners: finds the allocations' pods.
         lists: the devices to advertise.
         queue: where cards that may have to be scrubbed are added.
+        prestarts: the call that waits.
+        reconciler: what a stock kubelet does not say.
         cdi_devices: what the operator adds.
         rings: which cards lie beside each other.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        owners: Owners,
-        lists: DeviceLists,
-        queue: CardQueue,
-        cdi_devices: CdiDevices = NO_CDI_DEVICES,
-        rings: Rings = NO_RINGS,
-    ) -> None:
-        self._ledger = ledger
-        self._owners = owners
-        self._lists = lists
-        self._queue = queue
-        self._cdi_devices = cdi_devices
-        self._rings = rings
+    ledger: Ledger
+    owners: Owners
+    lists: DeviceLists
+    queue: CardQueue
+    prestarts: PreStarts
+    reconciler: Reconciler
+    cdi_devices: CdiDevices = NO_CDI_DEVICES
+    rings: Rings = NO_RINGS
 
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> AllocateAnswer:
         """Grant devices to a container, journalled before it returns."""
-        allocations = self._ledger.device_plugin.allocate(resource, ids)
-        self._owners.answered(allocation.device for allocation in allocations)
-        of = self._ledger.naming.named_resource(resource)
+        allocations = self.ledger.device_plugin.allocate(resource, ids)
+        self.owners.answered(allocation.device for allocation in allocations)
+        of = self.ledger.naming.named_resource(resource)
         answer = AllocateAnswer.of(
             of,
             {
@@ -70,7 +66,7 @@ class QuickCalls:
                 for region, grant in allocation.grants.items()
             },
         )
-        return replace(answer, cdi_devices=self._cdi_devices.of(of))
+        return replace(answer, cdi_devices=self.cdi_devices.of(of))
 
     def preferred(
         self,
@@ -80,46 +76,27 @@ class QuickCalls:
         size: int,
     ) -> list[str]:
         """Which of `available` to take; never raises for ids that it does not know."""
-        listed = self._lists.devices(resource)
-        return preferred(self._ledger, listed, available, must_include, size, rings=self._rings)
+        listed = self.lists.devices(resource)
+        return preferred(self.ledger, listed, available, must_include, size, rings=self.rings)
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """A container that had these devices was removed. Work follows in the background."""
-        allocations = self._ledger.allocations
+        allocations = self.ledger.allocations
         # Without an allocation it may be one that was still to come of an ended allocation.
         devices = [
             device
             for device in map(DeviceId, dict.fromkeys(ids))
             if device not in allocations or allocations[device].resource == resource
         ]
-        for device in self._ledger.device_plugin.poststop_seen(devices):
+        for device in self.ledger.device_plugin.poststop_seen(devices):
             log.info(
                 "all containers of an allocation stopped",
                 device=device,
                 resource=resource,
                 pod=allocations[device].pod,
             )
-            self._queue.add(card_of(device))
+            self.queue.add(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The allocation of these devices ended. Work follows in the background."""
-        self._owners.answered(release(self._ledger, self._queue, resource, ids))
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePlugin:
-    """What serves kubelet by the device plugin API; with DRA there is none.
-
-    Attributes:
-        lists: the devices to advertise.
-        calls: kubelet's calls, but for PreStart.
-        prestarts: the call that waits.
-        owners: find out whose the devices are.
-        reconciler: what a stock kubelet does not say.
-    """
-
-    lists: DeviceLists
-    calls: QuickCalls
-    prestarts: PreStarts
-    owners: Owners
-    reconciler: Reconciler
+        self.owners.answered(release(self.ledger, self.queue, resource, ids))

@@ -1,8 +1,8 @@
-"""The calls of one resource: kubelet's messages to `QuickCalls` and `PreStarts`, and their answers.
+"""The calls of one resource: kubelet's messages to `DevicePlugin`, and their answers.
 
 Decoding is lenient (a truncated message parses as a shorter one), so this module checks what has to
-be there: it refuses Allocate and PreStartContainer without device ids. Those two check what the
-ids mean. Deallocate and PostStopContainer answer OK even without ids, because kubelet could do
+be there: it refuses Allocate and PreStartContainer without device ids. `DevicePlugin` checks what
+the ids mean. Deallocate and PostStopContainer answer OK even without ids, because kubelet could do
 nothing about a refusal.
 
 Each answer is logged, and an observer gets it: method, devices, status, message and time.
@@ -12,10 +12,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import structlog
-from grpclib.const import Cardinality, Handler, Status
+from grpclib.const import Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 from grpclib.server import Stream
@@ -24,32 +26,13 @@ from fpga_plugin.allocation.calls import AllocateAnswer, Caller
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.service import DevicePlugin
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
-from fpga_plugin.ids import DeviceId, parse_device_id
+from fpga_plugin.ids import DeviceId, is_device_id
 from fpga_plugin.kubernetes.grpc.server import receive
 from fpga_plugin.kubernetes.grpc.unary import WENT_AWAY, statuses
-from fpga_plugin.kubernetes.messages.v1beta1 import (
-    AllocateRequest,
-    AllocateResponse,
-    CdiDevice,
-    ContainerAllocateResponse,
-    ContainerPreferredAllocationResponse,
-    DeallocateRequest,
-    DevicePluginOptions,
-    DeviceSpec,
-    Empty,
-    ListAndWatchResponse,
-    Mount,
-    PostStopContainerRequest,
-    PreferredAllocationRequest,
-    PreferredAllocationResponse,
-    PreStartContainerRequest,
-    PreStartContainerResponse,
-)
+from fpga_plugin.kubernetes.messages import v1beta1
 from fpga_plugin.kubernetes.names import ResourceName
 
-SERVICE = "v1beta1.DevicePlugin"
-
-OPTIONS = DevicePluginOptions(
+OPTIONS = v1beta1.DevicePluginOptions(
     pre_start_required=True,
     get_preferred_allocation_available=True,
     post_stop_required=True,
@@ -66,20 +49,11 @@ logs its end, even if kubelet makes no call for it."""
 _log = structlog.get_logger()
 
 
-class CallObserver(Protocol):
-    """Called after every answered call but ListAndWatch, on the event loop; must not block."""
+CallObserver = Callable[[str, ResourceName, Sequence[DeviceId], Status, str, float], None]
+"""Called after every answered call but ListAndWatch, on the event loop; must not block.
 
-    def __call__(  # noqa: PLR0917  # observers name their parameters as they like
-        self,
-        method: str,
-        resource: ResourceName,
-        devices: Sequence[DeviceId],
-        status: Status,
-        message: str,
-        seconds: float,
-        /,
-    ) -> None:
-        """`devices` are the call's valid ids; `message` is the operator's, and empty when OK."""
+Its arguments are the method, the resource, the call's valid ids, the status, what the operator
+should know (empty when OK), and the seconds that it took."""
 
 
 @dataclass(slots=True)
@@ -95,9 +69,9 @@ class _Call:
     def time_left(self) -> float | None:
         return None if self.deadline is None else self.deadline.time_remaining()
 
-    def names(self, ids: Iterable[str]) -> None:
+    def names(self, *containers: Iterable[str]) -> None:
         """Note the call's devices; text that is no device id stays out of the logs."""
-        self.devices += tuple(device for text in ids if (device := _device_id(text)) is not None)
+        self.devices = tuple(map(DeviceId, filter(is_device_id, chain(*containers))))
 
 
 _Stream = Stream[Any, Any]
@@ -120,63 +94,38 @@ class Servicer:
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
-        self._calls, self._prestarts = api.calls, api.prestarts
+        self._api = api
         self._streams = streams
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self.running: set[asyncio.Task[Any]] = set()
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Every method of the service by its path."""
-        unary: tuple[tuple[str, type, type, _Unary], ...] = (
-            ("GetDevicePluginOptions", Empty, DevicePluginOptions, self._options),
-            (
-                "GetPreferredAllocation",
-                PreferredAllocationRequest,
-                PreferredAllocationResponse,
-                self._preferred,
-            ),
-            ("Allocate", AllocateRequest, AllocateResponse, self._allocate),
-            (
-                "PreStartContainer",
-                PreStartContainerRequest,
-                PreStartContainerResponse,
-                self._prestart,
-            ),
-            ("PostStopContainer", PostStopContainerRequest, Empty, self._poststop),
-            ("Deallocate", DeallocateRequest, Empty, self._deallocate),
-        )
-        mapping = {
-            f"/{SERVICE}/{method}": Handler(
-                self._handler(method, answer), Cardinality.UNARY_UNARY, request, reply
-            )
-            for method, request, reply, answer in unary
+        """Every method of the service by its path; the generated one knows the messages' types."""
+        answers: dict[str, _Unary] = {
+            "GetDevicePluginOptions": self._options,
+            "GetPreferredAllocation": self._preferred,
+            "Allocate": self._allocate,
+            "PreStartContainer": self._prestart,
+            "PostStopContainer": self._poststop,
+            "Deallocate": self._deallocate,
         }
-        mapping[f"/{SERVICE}/ListAndWatch"] = Handler(
-            self._list_and_watch, Cardinality.UNARY_STREAM, Empty, ListAndWatchResponse
-        )
-        return mapping
+        serve = {name: partial(self._serve, name, answer) for name, answer in answers.items()}
+        methods = {**serve, "ListAndWatch": self._list_and_watch}
+        return {
+            path: handler._replace(func=methods[path.rpartition("/")[2]])
+            for path, handler in v1beta1.DevicePluginBase().__mapping__().items()
+        }
 
-    def _handler(self, method: str, answer: _Unary) -> Callable[[_Stream], Awaitable[None]]:
-        async def handler(stream: _Stream) -> None:
-            call = _Call(method, stream.deadline)
-
-            async def served() -> None:
-                reply = await answer(await receive(stream), call)
-                await stream.send_message(reply)
-
-            await self._serve(call, served())
-
-        return handler
-
-    async def _serve(self, call: _Call, served: Awaitable[None]) -> None:
+    async def _serve(self, method: str, answer: _Unary, stream: _Stream) -> None:
         """Run one call; turn errors into statuses; report the outcome."""
         self._track()
-        started = time.monotonic()
+        call, started = _Call(method, stream.deadline), time.monotonic()
         status, message = Status.OK, ""
         try:
-            with statuses(call.method):
-                await served
+            with statuses(method):
+                reply = await answer(await receive(stream), call)
+                await stream.send_message(reply)
         except GRPCError as error:
             known = error.__cause__
             operators = isinstance(known, FpgaPluginError)
@@ -219,14 +168,14 @@ class Servicer:
         except Exception:  # noqa: BLE001  # a failing observer must not cost kubelet its answer
             self._log.exception("an observer of calls failed", method=call.method)
 
-    async def _options(self, _request: Empty, _call: _Call) -> DevicePluginOptions:
+    async def _options(self, _request: v1beta1.Empty, _call: _Call) -> v1beta1.DevicePluginOptions:
         return OPTIONS
 
     async def _preferred(
-        self, request: PreferredAllocationRequest, call: _Call
-    ) -> PreferredAllocationResponse:
+        self, request: v1beta1.PreferredAllocationRequest, call: _Call
+    ) -> v1beta1.PreferredAllocationResponse:
         chosen = [
-            self._calls.preferred(
+            self._api.preferred(
                 self._resource,
                 container.available_deviceIDs,
                 container.must_include_deviceIDs,
@@ -234,52 +183,53 @@ class Servicer:
             )
             for container in request.container_requests
         ]
-        for ids in chosen:
-            call.names(ids)
-        return PreferredAllocationResponse(
+        call.names(*chosen)
+        return v1beta1.PreferredAllocationResponse(
             container_responses=[
-                ContainerPreferredAllocationResponse(device_i_ds=ids) for ids in chosen
+                v1beta1.ContainerPreferredAllocationResponse(device_i_ds=ids) for ids in chosen
             ]
         )
 
-    async def _allocate(self, request: AllocateRequest, call: _Call) -> AllocateResponse:
+    async def _allocate(
+        self, request: v1beta1.AllocateRequest, call: _Call
+    ) -> v1beta1.AllocateResponse:
         containers = [container.devices_ids for container in request.container_requests]
-        for ids in containers:
-            call.names(ids)
+        call.names(*containers)
         if not containers:
             raise InvalidRequestError("Allocate names no container")
         for ids in containers:
             _require_ids(call.method, ids)
-        return AllocateResponse(
+        return v1beta1.AllocateResponse(
             container_responses=[
-                _container_response(self._calls.allocate(self._resource, ids)) for ids in containers
+                _container_response(self._api.allocate(self._resource, ids)) for ids in containers
             ]
         )
 
     async def _prestart(
-        self, request: PreStartContainerRequest, call: _Call
-    ) -> PreStartContainerResponse:
+        self, request: v1beta1.PreStartContainerRequest, call: _Call
+    ) -> v1beta1.PreStartContainerResponse:
         call.names(request.devices_ids)
         _require_ids(call.method, request.devices_ids)
-        await self._prestarts.serve(
+        await self._api.prestarts.serve(
             self._resource, request.devices_ids, request.env, call.time_left, call.caller
         )
-        return PreStartContainerResponse()
+        return v1beta1.PreStartContainerResponse()
 
-    async def _poststop(self, request: PostStopContainerRequest, call: _Call) -> Empty:
+    async def _poststop(
+        self, request: v1beta1.PostStopContainerRequest, call: _Call
+    ) -> v1beta1.Empty:
         call.names(request.devices_i_ds)
         if ids := [text for text in request.devices_i_ds if text]:
-            self._calls.poststop(self._resource, ids)
-        return Empty()
+            self._api.poststop(self._resource, ids)
+        return v1beta1.Empty()
 
-    async def _deallocate(self, request: DeallocateRequest, call: _Call) -> Empty:
+    async def _deallocate(self, request: v1beta1.DeallocateRequest, call: _Call) -> v1beta1.Empty:
         containers = [container.devices_i_ds for container in request.container_requests]
-        for named in containers:
-            call.names(named)
+        call.names(*containers)
         for named in containers:
             if ids := [text for text in named if text]:
-                self._calls.deallocate(self._resource, ids)
-        return Empty()
+                self._api.deallocate(self._resource, ids)
+        return v1beta1.Empty()
 
     async def _list_and_watch(self, stream: _Stream) -> None:
         self._track()
@@ -303,27 +253,20 @@ def _require_ids(method: str, ids: Sequence[str]) -> None:
         raise InvalidRequestError(f"{method} names a device twice")
 
 
-def _container_response(given: AllocateAnswer) -> ContainerAllocateResponse:
-    return ContainerAllocateResponse(
+def _container_response(given: AllocateAnswer) -> v1beta1.ContainerAllocateResponse:
+    return v1beta1.ContainerAllocateResponse(
         envs=dict(given.envs),
         devices=[
-            DeviceSpec(container_path=node, host_path=node, permissions="rw")
+            v1beta1.DeviceSpec(container_path=node, host_path=node, permissions="rw")
             for node in given.nodes
         ],
         mounts=[
-            Mount(
+            v1beta1.Mount(
                 container_path=mount.container_path,
                 host_path=mount.host_path,
                 read_only=mount.read_only,
             )
             for mount in given.mounts
         ],
-        cdi_devices=[CdiDevice(name=name) for name in given.cdi_devices],
+        cdi_devices=[v1beta1.CdiDevice(name=name) for name in given.cdi_devices],
     )
-
-
-def _device_id(text: str) -> DeviceId | None:
-    try:
-        return parse_device_id(text)
-    except ValueError:
-        return None

@@ -24,6 +24,8 @@ KUBELET_SOCKET = "kubelet.sock"
 OWN_SOCKET = re.compile(r"fpga-plugin-[0-9]+-[0-9]+\.sock", re.ASCII)
 """Whole names of the sockets that this plugin makes, and the only ones that it removes."""
 
+_WRITABLE = "mount the hostPath without readOnly and run the plugin as root"
+
 _log = structlog.get_logger()
 _numbers = itertools.count(int.from_bytes(os.urandom(3), "big"))
 
@@ -36,25 +38,19 @@ def check_directory(directory: str) -> None:
     """
     mount = "mount the node's kubelet directory there as a hostPath, or set FPGA_PLUGIN_KUBELET_DIR"
     try:
-        mode = os.stat(directory).st_mode
+        is_directory = stat.S_ISDIR(os.stat(directory).st_mode)
     except FileNotFoundError:
-        raise KubeletDirectoryError(
-            f"kubelet's directory '{directory}' is not there", hint=mount
-        ) from None
+        problem, hint = "is not there", mount
     except OSError as error:
-        raise KubeletDirectoryError(
-            f"kubelet's directory '{directory}' cannot be read: {error.strerror}",
-            hint="run the plugin as root",
-        ) from error
-    if not stat.S_ISDIR(mode):
-        raise KubeletDirectoryError(
-            f"kubelet's directory '{directory}' is not a directory", hint=mount
-        )
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise KubeletDirectoryError(
-            f"kubelet's directory '{directory}' cannot be written",
-            hint="mount the hostPath without readOnly and run the plugin as root",
-        )
+        problem, hint = f"cannot be read: {error.strerror}", "run the plugin as root"
+    else:
+        if not is_directory:
+            problem, hint = "is not a directory", mount
+        elif not os.access(directory, os.W_OK | os.X_OK):
+            problem, hint = "cannot be written", _WRITABLE
+        else:
+            return
+    raise KubeletDirectoryError(f"kubelet's directory '{directory}' {problem}", hint=hint)
 
 
 def listen(directory: str) -> tuple[socket.socket, str]:
@@ -63,21 +59,19 @@ def listen(directory: str) -> tuple[socket.socket, str]:
     Raises:
         KubeletDirectoryError: it cannot be made.
     """
-    try:
-        while True:
-            name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
-            try:
-                with socket_path(directory, name) as path:
-                    return listen_on(path), name
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-    except OSError as error:
-        check_directory(directory)
-        raise KubeletDirectoryError(
-            f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
-            hint="mount the hostPath without readOnly and run the plugin as root",
-        ) from error
+    while True:
+        name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
+        try:
+            with socket_path(directory, name) as path:
+                return listen_on(path), name
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            check_directory(directory)
+            raise KubeletDirectoryError(
+                f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
+                hint=_WRITABLE,
+            ) from error
 
 
 def remove_socket(directory: str, name: str) -> None:

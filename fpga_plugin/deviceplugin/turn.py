@@ -18,13 +18,14 @@ Where it is not known whether the pod keeps its sandbox (`Pod.sandbox` is None),
 proves anything: in a new one the first holder starts, whatever the status still quotes.
 
 A status that lags shows less than what happened. So a container that still runs, or has not run
-since, proves nothing, and what a lagging status proves has to hold for a while (`next_container`).
+since, proves nothing, and what a lagging status proves has to hold for a while (`environment`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fpga_plugin.allocation.requests.environment import ContainerRequests
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.pod import ContainerState, Phase, Pod, Run
 
 
@@ -43,6 +44,47 @@ class Start:
     container: str
     at: float
     before: Run | None = None
+
+
+@dataclass(slots=True)
+class Trail:
+    """The outcomes of a pod's PreStarts, by the devices that they named.
+
+    Attributes:
+        starts: the last that succeeded.
+        before: the container's latest run that had ended when its turn was proved.
+        refusals: the words of the last that was refused.
+        ran: cgroups of the pod's containers, its sandbox's among them, at the last question.
+        older: some of this may be of an older sandbox than the last question's.
+    """
+
+    starts: dict[frozenset[DeviceId], Start] = field(default_factory=dict)
+    before: dict[frozenset[DeviceId], Run | None] = field(default_factory=dict)
+    refusals: dict[frozenset[DeviceId], str] = field(default_factory=dict)
+    ran: frozenset[str] = frozenset()
+    older: bool = False
+
+    def forget(self) -> None:
+        """All begins again."""
+        self.starts.clear()
+        self.before.clear()
+        self.refusals.clear()
+        self.older = False
+
+    def asked(self, running: frozenset[str]) -> None:
+        """Note what runs at a question.
+
+        While one of the cgroups of the question before is still there, so is its sandbox: kubelet
+        ends all containers before it makes a new one (pkg/kubelet/kuberuntime, SyncPod).
+        """
+        if running.isdisjoint(self.ran) and (self.starts or self.refusals):
+            self.older = True
+        self.ran = running
+
+    def words(self, devices: frozenset[DeviceId]) -> tuple[str, ...]:
+        """The last refusals: for these devices, then for others of the pod."""
+        own = [text for key, text in self.refusals.items() if key == devices]
+        return (*own, *(text for key, text in self.refusals.items() if key != devices))
 
 
 def first(holders: Sequence[ContainerRequests]) -> str | None:
@@ -72,14 +114,16 @@ def refused(pod: Pod, holders: Sequence[ContainerRequests], words: Sequence[str]
     return None
 
 
-def follows(pod: Pod, holders: Sequence[ContainerRequests], last: Start) -> str | None:
+def follows(pod: Pod, holders: Sequence[ContainerRequests], last: Start | None) -> str | None:
     """Proof 3: who comes after the run that the last successful PreStart began.
 
     Args:
         pod: as its source reports it.
         holders: in order.
-        last: the last successful PreStart for these devices.
+        last: the last successful PreStart for these devices, if there was one.
     """
+    if last is None:
+        return None
     names = [holder.name for holder in holders]
     state = pod.state(last.container)
     if not pod.sandbox or last.container not in names or state.phase is Phase.RUNNING:

@@ -5,7 +5,6 @@ half minute where inotify is not available. The directory is the node's own, so 
 a node that has no threads left still finds kubelet.
 """
 
-import asyncio
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -39,7 +38,6 @@ class KubeletDirectory:
         self._watcher = Watcher(
             self, name="kubelet-directory", recheck=recheck, retry=_WITHOUT_INOTIFY, local=True
         )
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def instance(self) -> str | None:
@@ -55,22 +53,14 @@ class KubeletDirectory:
         finally:
             self._listeners.remove(listener)
 
-    def start(self) -> None:
-        """Begin to watch."""
+    async def start(self) -> None:
+        """Watch; what happened before is not reported."""
         self._watcher.start()
-        self._task = asyncio.create_task(self._begin(), name="kubelet directory")
+        await self._watcher.ready()
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """End watching."""
         self._watcher.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
-
-    async def _begin(self) -> None:
-        await self._watcher.ready()
-        self.changed(None)  # what happened before the watch
 
     def look(self, look: Look) -> None:
         """What is watched (`host.watcher.Target`)."""

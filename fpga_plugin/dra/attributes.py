@@ -2,9 +2,10 @@
 
 from typing import Final, TypeAlias
 
+from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceKind
+from fpga_plugin.ids import DeviceId, InterfaceId
 
 STANDARD: Final = "resource.kubernetes.io"
 """Domain of the attributes that mean the same with every driver."""
@@ -15,37 +16,32 @@ Value: TypeAlias = bool | int | str
 
 
 def attributes(
-    card_id: CardId, kind: ResourceKind, interface: InterfaceId | None, card: Card | None
+    device: DeviceId, interface: InterfaceId | None, card: Card | None
 ) -> dict[str, Value]:
     """The attributes of a card or a region; names without a domain are the driver's.
 
     Args:
-        card_id: of the card.
-        kind: card or region.
-        interface: of the card; None: unknown.
-        card: None: it is gone.
+        device: card or region.
+        interface: of its card; None: unknown.
+        card: its card; None: it is gone.
     """
-    told: dict[str, Value] = {
-        "type": "card" if kind is ResourceKind.WHOLE else "region",
-        "card": device_name(DeviceId(card_id)),
+    told: dict[str, Value | None] = {
+        "type": "card" if is_card(device) else "region",
+        "card": device_name(DeviceId(card_of(device))),
+        "interfaceID": interface,
     }
-    if interface is not None:
-        told["interfaceID"] = interface
     if card is not None:
-        known = {
+        told |= {
             "vendor": card.vendor,
             "family": card.family,
             "model": card.model,
             "serialNumber": card.serial,
             "firmware": card.firmware,
+            PCI_BUS_ID: str(card.address),
+            f"{STANDARD}/pcieRoot": card.pcie_root,
+            f"{STANDARD}/numaNode": card.numa_node,
         }
-        told |= {name: text for name, text in known.items() if text}
-        told[PCI_BUS_ID] = str(card.address)
-        if card.pcie_root:
-            told[f"{STANDARD}/pcieRoot"] = card.pcie_root
-        if card.numa_node is not None:
-            told[f"{STANDARD}/numaNode"] = card.numa_node
-    return told
+    return {name: value for name, value in told.items() if value is not None and value != ""}
 
 
 def as_json(value: Value) -> dict[str, Value]:

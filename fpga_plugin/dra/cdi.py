@@ -6,7 +6,6 @@ files are written again at each Prepare and at each start of the plugin. A runti
 it does not understand, and a container whose device is in none does not start.
 """
 
-import contextlib
 import os
 import re
 import threading
@@ -17,7 +16,7 @@ import msgspec
 
 from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
-from fpga_plugin.dra.metadata import MetadataFiles
+from fpga_plugin.dra.metadata import MetadataFiles, by_request, remove_files
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Grant, Mount
@@ -107,7 +106,7 @@ class CdiFiles:
             except OSError as error:
                 raise CdiError(f"{path} cannot be removed: {error.strerror}") from error
             if self._metadata is not None:
-                self._metadata.remove(uid)
+                self._metadata.remove(lambda of: of == uid)
 
     def _check_reached(self, path: str) -> None:
         """Whether the directory is seen in which a claim's file is, or may be."""
@@ -123,26 +122,21 @@ class CdiFiles:
         """Remove the files of all other claims, and what was left half written."""
         with self._one:
             if self._metadata is not None:
-                self._metadata.keep(uids)
-            try:
-                names = os.listdir(self._directory)
-            except OSError:
-                return
-            for name in names:
-                match = self._name.fullmatch(name)
-                if match and (match["half"] or match["uid"] not in uids):
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.path.join(self._directory, name))
+                self._metadata.remove(lambda of: of not in uids)
+            remove_files(
+                self._directory,
+                self._name,
+                lambda match: bool(match["half"]) or match["uid"] not in uids,
+            )
 
     def _content(
         self, owner: ClaimOwner, allocations: Iterable[Allocation], mounts: Mapping[str, Mount]
     ) -> Mapping[str, Any]:
         granted = {allocation.device: allocation for allocation in allocations}
-        of_requests: dict[str, list[Allocation]] = {}
-        for device in owner.devices:
-            for request in owner.requests.get(device, ()):
-                of_requests.setdefault(request, []).append(granted[device])
-        variables = {request: _variables(request, mine) for request, mine in of_requests.items()}
+        variables = {
+            request: _variables(request, [granted[device] for device in devices])
+            for request, devices in by_request(owner).items()
+        }
         return {
             "cdiVersion": VERSION,
             "kind": _kind(owner.driver),
@@ -150,7 +144,9 @@ class CdiFiles:
                 {
                     "name": f"{owner.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        _answer(granted[device]),
+                        AllocateAnswer.of(
+                            Resource.parse(granted[device].resource), granted[device].grants
+                        ),
                         [variables[request] for request in owner.requests.get(device, ())],
                         [mounts[name] for name in owner.requests.get(device, ()) if name in mounts],
                     ),
@@ -176,10 +172,6 @@ def request_variable(request: str) -> str:
     )
 
 
-def _answer(allocation: Allocation) -> AllocateAnswer:
-    return AllocateAnswer.of(Resource.parse(allocation.resource), allocation.grants)
-
-
 def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, str]:
     """What a container finds all devices of a request by, as in one answer to Allocate.
 
@@ -203,8 +195,8 @@ def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, 
 def _edits(
     given: AllocateAnswer, of_requests: Iterable[Mapping[str, str]], of_metadata: Iterable[Mount]
 ) -> Mapping[str, Any]:
-    # What tells a device by number or kind is the requests': by itself it knows no other device.
-    env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
+    # What tells a device by number or kind is its requests': by itself it knows no other device.
+    env = {**given.envs}
     for variables in of_requests:
         env |= variables
     edits: dict[str, Any] = {
@@ -225,6 +217,3 @@ def _edits(
             for mount in mounts
         ]
     return edits
-
-
-_OF_REQUEST: Final = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*", re.ASCII)

@@ -5,7 +5,7 @@ kubelet named. A claim that the scheduler made for a pod's extended resources ha
 class's: what its containers ask for stands in their environment, as with the device plugin API.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,8 +33,6 @@ EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 
 MAX_RESULTS: Final = 32
 """Devices of a claim (resource/v1, AllocationResultsMaxSize)."""
-
-_NOT_FOUND: Final = 404
 
 
 class NoSuchClaimError(RefusedError):
@@ -75,21 +73,6 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
-    """One device of ours.
-
-    Attributes:
-        request: name of the claim's request, without that of a subrequest.
-        subrequest: with it (`main/sub`); the same where there is none.
-        device: card or region.
-    """
-
-    request: str
-    subrequest: str
-    device: DeviceId
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """An entry of the allocation's config, for us.
 
@@ -109,36 +92,31 @@ class ResourceClaim:
     """A claim with devices of ours.
 
     Attributes:
-        ref: which.
-        devices: in the order of the allocation.
+        owner: which claim, and its devices as they are allocated now.
         configs: in order; those of classes come first.
         pods: for which it is reserved, those known now.
         pod: the pod whose extended resources it stands for; None: it is no such claim.
         names: the pods' valid names.
-        pod_claim: the pod's name for it, if a template made it; empty: none did.
-        reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
-            such as a group of pods, counts as one that lives.
-        only_for_pods: whether `pods` are all for whom it is reserved.
+        others: whether it is reserved for a consumer that is no pod, such as a group of pods: it
+            counts as one that lives.
     """
 
-    ref: ClaimRef
-    devices: tuple[Allocated, ...]
+    owner: ClaimOwner
     configs: tuple[Config, ...] = ()
     pods: frozenset[PodUid] = frozenset()
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
-    reserved: bool = False
-    only_for_pods: bool = False
-    pod_claim: str = ""
+    others: bool = False
 
     @property
     def users(self) -> frozenset[PodUid]:
         """All pods known now that may use it."""
         return self.pods if self.pod is None else self.pods | {self.pod[1]}
 
-    def of(self, one: Allocated, *, from_class: bool) -> list[RegionConfig]:
-        """The entries that apply to a device."""
-        names = {one.request, one.subrequest}
+    def of(self, device: DeviceId, *, from_class: bool) -> list[RegionConfig]:
+        """The entries that apply to a device: they name its request, with a subrequest or not."""
+        requests = self.owner.requests[device]
+        names = {*requests, *(self.owner.subrequests.get(one, one) for one in requests)}
         return [
             entry.config
             for entry in self.configs
@@ -174,29 +152,26 @@ class _Allocation(msgspec.Struct):
     devices: _Devices = msgspec.field(default_factory=_Devices)
 
 
-class _Consumer(msgspec.Struct):
-    resource: str = ""
+class _Reference(msgspec.Struct):
+    """An owner by its kind, a consumer by its resource."""
+
     name: str = ""
     uid: str = ""
+    kind: str = ""
+    apiVersion: str = ""  # noqa: N815  # the API's own name
+    resource: str = ""
     apiGroup: str = ""  # noqa: N815  # the API's own name
 
 
 class _Status(msgspec.Struct):
     allocation: _Allocation | None = None
-    reservedFor: list[_Consumer] | None = None  # noqa: N815  # the API's own name
-
-
-class _Owner(msgspec.Struct):
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    apiVersion: str = ""  # noqa: N815  # the API's own name
+    reservedFor: list[_Reference] | None = None  # noqa: N815  # the API's own name
 
 
 class _Metadata(msgspec.Struct):
     uid: str
     annotations: dict[str, str] | None = None
-    ownerReferences: list[_Owner] | None = None  # noqa: N815  # the API's own name
+    ownerReferences: list[_Reference] | None = None  # noqa: N815  # the API's own name
 
 
 class _Claim(msgspec.Struct):
@@ -246,8 +221,7 @@ class ClaimReader:
             async with session(self._kubeconfig, seconds=CALL_SECONDS) as server:
                 body = await server.call("GET", path)
         except ApiServerError as error:
-            # A proxy's 404 has no reason, and says nothing of claims.
-            if error.code == _NOT_FOUND and error.reason == "NotFound":
+            if error.not_found:
                 raise NoSuchClaimError(f"{ref} is not there any more") from error
             raise
         claim = read_claim(body, ref, driver=driver or self._driver, node=self._node)
@@ -265,11 +239,9 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
     """
     try:
         claim = _CLAIM.decode(body)
-        pods = frozenset(
-            parse_pod_uid(one.uid)
-            for one in claim.status.reservedFor or ()
-            if (one.apiGroup, one.resource) == ("", "pods")
-        )
+        consumers = claim.status.reservedFor or ()
+        pods = [one for one in consumers if (one.apiGroup, one.resource) == ("", "pods")]
+        uids = frozenset(parse_pod_uid(one.uid) for one in pods)
         pod = _pod(claim, ref)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NoSourceError(f"{ref} is not understood: {quote(error)}") from error
@@ -287,9 +259,29 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         )
     if len(results) > MAX_RESULTS:
         raise RefusedError(f"{ref} has {len(results)} devices of {driver}")
+    names = {}
+    for one in pods:
+        with suppress(ValueError):  # a name is only shown
+            names[parse_pod_uid(one.uid)] = PodName(ref.namespace, parse_name(one.name))
+    # A device of several requests is listed for each.
+    requests: dict[DeviceId, dict[str, None]] = {}
+    subrequests: dict[str, str] = {}
+    for result in results:
+        request, slash, _ = result.request.partition("/")
+        requests.setdefault(_device(result, ref, node), {})[request] = None
+        if slash:
+            subrequests[request] = result.request
     return ResourceClaim(
-        ref,
-        tuple(_allocated(one, ref, node) for one in results),
+        ClaimOwner(
+            uid=ref.uid,
+            namespace=ref.namespace,
+            name=ref.name,
+            devices=tuple(requests),
+            requests={device: tuple(of) for device, of in requests.items()},
+            driver=driver,
+            subrequests=subrequests,
+            pod_claim=(claim.metadata.annotations or {}).get(POD_CLAIM, ""),
+        ),
         tuple(
             Config(
                 one.source == "FromClass",
@@ -299,26 +291,14 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
             for one in allocation.devices.config or ()
             if one.opaque is not None and one.opaque.driver == driver
         ),
-        pods,
+        uids,
         pod,
-        _names(claim.status.reservedFor or (), ref),
-        bool(claim.status.reservedFor),
-        len(pods) == len(claim.status.reservedFor or ()),
-        (claim.metadata.annotations or {}).get(POD_CLAIM, ""),
+        names,
+        others=len(uids) < len(consumers),
     )
 
 
-def _names(consumers: Iterable[_Consumer], ref: ClaimRef) -> dict[PodUid, PodName]:
-    """The names of a claim's pods, only for display: an invalid one is left out."""
-    names = {}
-    for one in consumers:
-        if (one.apiGroup, one.resource) == ("", "pods"):
-            with suppress(ValueError):
-                names[parse_pod_uid(one.uid)] = PodName(ref.namespace, parse_name(one.name))
-    return names
-
-
-def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
+def _device(result: _Result, ref: ClaimRef, node: str) -> DeviceId:
     if result.adminAccess:
         raise RefusedError(
             f"{ref}: request {quote(result.request)} has adminAccess, and the scheduler does not"
@@ -328,10 +308,9 @@ def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
     if result.pool != node:
         raise RefusedError(f"{ref} has devices of pool {quote(result.pool)} and of node {node}")
     try:
-        device = parse_device_name(result.device)
+        return parse_device_name(result.device)
     except ValueError as error:
         raise UnknownDeviceError(f"{ref}: {quote(result.device)} is {error}") from error
-    return Allocated(result.request.partition("/")[0], result.request, device)
 
 
 def _pod(claim: _Claim, ref: ClaimRef) -> tuple[PodName, PodUid] | None:

@@ -14,7 +14,7 @@ from fpga_plugin.dra.regionconfig import DeviceTarget, merged, within
 from fpga_plugin.errors import InvalidRequestError, NoSourceError, RefusedError
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import DeviceId, InterfaceId, RegionId
-from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Pod
 
 
@@ -40,40 +40,34 @@ class ClaimTargets:
             NoSourceError: the pod cannot be read.
             FpgaPluginError: what is asked for makes no sense, or a card is gone.
         """
-        claim_targets = (
-            {one.device: merged(claim.of(one, from_class=False)) for one in claim.devices}
-            if claim.pod is None
-            else None
-        )
-        asked = {} if claim_targets is not None else await self._of_pod(claim)
+        asked = None if claim.pod is None else await self._of_pod(claim, *claim.pod)
         found: dict[RegionId, FpgaRequest | None] = {}
-        for one in claim.devices:
-            regions = self._ledger.obstacles.regions_of(
-                one.device
-            )  # its card may have gone meanwhile
-            interface = self._ledger.cards[card_of(one.device)].interface_id
+        for device in claim.owner.devices:
+            of_claim = merged(claim.of(device, from_class=False))
+            of_class = claim.of(device, from_class=True)
+            # Its card may have gone meanwhile.
+            regions = self._ledger.obstacles.regions_of(device)
+            interface = self._ledger.cards[card_of(device)].interface_id
             for region in regions:
-                target = (
-                    claim_targets[one.device]
-                    if claim_targets is not None
-                    else asked.get(region.id, DeviceTarget())
-                )
-                allowed = within(claim.of(one, from_class=True), target, f"device {one.device}")
-                found[region.id] = _request(allowed, interface, one.device)
+                target = of_claim if asked is None else asked.get(region.id, DeviceTarget())
+                allowed = within(of_class, target, f"device {device}")
+                found[region.id] = _request(allowed, interface, device)
         return found
 
-    async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, DeviceTarget]:
+    async def _of_pod(
+        self, claim: ResourceClaim, name: PodName, uid: PodUid
+    ) -> dict[RegionId, DeviceTarget]:
         """What the containers ask for in their environment that share the claim."""
-        assert claim.pod is not None, "asked for only then"
         from fpga_plugin.kubernetes.apiserver.pods import ApiServer  # where needed
 
-        name, uid = claim.pod
         server = ApiServer(self._kubeconfig, call_seconds=CALL_SECONDS)
         pod, mapped = await server.get_extended(*name)
         if pod.uid != uid:
             raise NoSourceError(f"pod {name} is another one by now: its uid is not {uid}")
-        if mapped is None or mapped.claim != claim.ref.name:
-            raise NoSourceError(f"pod {name} does not say yet which containers use {claim.ref}")
+        if mapped is None or mapped.claim != claim.owner.name:
+            raise NoSourceError(
+                f"pod {name} does not say yet which containers use claim {claim.owner.full_name}"
+            )
         return await self._shared(claim, pod, mapped.requests)
 
     async def _shared(
@@ -83,25 +77,18 @@ class ClaimTargets:
         containers, _ = container_requests(pod)
         for container in containers:
             names = {request for name, request in mapped if name == container.name}
-            devices = [one for one in claim.devices if one.request in names]
+            devices = [d for d in claim.owner.devices if names & {*claim.owner.requests[d]}]
             if not devices:
                 continue
             container.check()
-            identity = Identity(
-                pod=claim.pod and claim.pod[1],
-                container=container.name,
-                name=PodName(pod.namespace, pod.name),
-            )
+            name = PodName(pod.namespace, pod.name)
+            identity = Identity(pod=pod.uid, container=container.name, name=name)
             # Names of bitstreams become ids here, so that a class's pin is held against ids.
-            env = {**container.unknown, **container.env}
-            ids = [one.device for one in devices]
-            requests = await self._targets.requests(identity, ids, env)
-            for region, request in assign(requests, self._targets.interfaces(ids)).items():
-                target = (
-                    DeviceTarget()
-                    if request is None
-                    else DeviceTarget(request.file_id, request.settings)
-                )
+            requests = await self._targets.requests(identity, devices, container.env)
+            for region, request in assign(requests, self._targets.interfaces(devices)).items():
+                target = DeviceTarget()
+                if request is not None:
+                    target = DeviceTarget(request.file_id, request.settings)
                 other, before = found.setdefault(region, (container.name, target))
                 if before != target:
                     raise RefusedError(

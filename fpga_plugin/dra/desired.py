@@ -12,26 +12,18 @@ owned.
 The limits are those of resource.k8s.io/v1 (types.go).
 """
 
-import enum
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.allocation.obstacles import FAILED, ObstacleKind
-from fpga_plugin.dra.attributes import Value, attributes
+from fpga_plugin.dra.attributes import as_json, attributes
 from fpga_plugin.dra.names import device_name
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import (
-    CardId,
-    DeviceId,
-    InterfaceId,
-    RegionId,
-    ResourceKind,
-    device_order,
-)
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId, RegionId, device_order
 from fpga_plugin.settings.settings import Advertise
 
 MAX_DEVICES: Final = 64
@@ -56,56 +48,8 @@ _WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
 
 _T = TypeVar("_T")
 
-
-class Effect(enum.StrEnum):
-    """What a taint does."""
-
-    NO_SCHEDULE = "NoSchedule"
-    """No claim gets the device from now on."""
-    NO_EXECUTE = "NoExecute"
-    """And the pods of the claim that has it are deleted, so that their controllers make others."""
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Taint:
-    """Why a device is not given out; the key without its domain."""
-
-    key: str
-    value: str = ""
-    effect: Effect = Effect.NO_SCHEDULE
-
-
-@dataclass(frozen=True, slots=True)
-class CounterSet:
-    """The counters that the devices of one card share: one of each."""
-
-    name: str
-    counters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A card or region.
-
-    Attributes:
-        name: in the slice.
-        attributes: what claims choose by; those without a domain are the driver's.
-        consumes: the counters that it takes, one of each, by counter set.
-        taints: why it is not to be given out.
-    """
-
-    name: str
-    attributes: Mapping[str, Value]
-    consumes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The content of one ResourceSlice: counter sets or devices, never both."""
-
-    counter_sets: tuple[CounterSet, ...] = ()
-    devices: tuple[Device, ...] = ()
+Spec: TypeAlias = dict[str, Any]
+"""A part of a ResourceSlice as resource.k8s.io/v1 has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,124 +70,128 @@ class DesiredDevices:
 
     Args:
         ledger: knows the cards and their owners.
+        driver: its name, the domain of taints.
         advertise: which kind of devices there are; an owned one of the other kind is listed too.
     """
 
-    def __init__(self, ledger: Ledger, *, advertise: Advertise) -> None:
+    def __init__(self, ledger: Ledger, *, driver: str, advertise: Advertise) -> None:
         self._ledger = ledger
-        self._kinds = {
-            Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
-            Advertise.REGION: frozenset({ResourceKind.REGION}),
-            Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
-            Advertise.AF: frozenset[ResourceKind](),  # functions are the device plugin API's
-        }[advertise]
+        self._driver = driver
+        self._advertise = advertise
 
-    def __call__(self, form: Form) -> tuple[Slice, ...]:
-        """The slices, in order; at least one, so that an empty pool is reported as well."""
+    def __call__(self, form: Form) -> tuple[Spec, ...]:
+        """The slices, in order; at least one, so that an empty pool is reported as well.
+
+        Each has counter sets or devices, never both.
+        """
         ledger = self._ledger
         cards = sorted(
             ledger.cards.keys() | {card_of(device) for device in ledger.allocations},
             key=device_order,
         )
-        sets: list[CounterSet] = []
-        regions: list[Device] = []
-        whole: list[Device] = []
+        sets: list[Spec] = []
+        regions: list[Spec] = []
+        whole: list[Spec] = []
         for card in cards:
-            one = _CardView(ledger, card)
-            of_card, of_regions = one.listed(self._kinds, form)
-            counters = _counter_sets(one) if form.counters and of_card and of_regions else ()
-            sets += counters
-            regions += (one.region(region, counters, form) for region in of_regions)
-            whole += (one.whole(counters, form) for _ in of_card)
-        counter_slices = (Slice(counter_sets=part) for part in _parts(sets, MAX_SETS))
+            one = _CardView(ledger, card, self._driver, form)
+            listed = one.listed(self._advertise)
+            counters = one.counters() if form.counters and one.mixed(listed) else {}
+            sets += ({"name": name, "counters": _each(of)} for name, of in counters.items())
+            for device in listed:
+                (whole if is_card(device) else regions).append(one.device(device, counters))
+        counter_slices = ({"sharedCounters": part} for part in _parts(sets, MAX_SETS))
         # First-fit takes them in this order: regions, the smaller thing, come first.
-        device_slices = [Slice(devices=part) for part in _parts(regions + whole, MAX_DEVICES)]
-        return (*counter_slices, *(device_slices or [Slice()]))
+        device_slices = [{"devices": part} for part in _parts(regions + whole, MAX_DEVICES)]
+        return (*counter_slices, *(device_slices or [{}]))
 
 
 class _CardView:
     """One card as the ledger has it, present or only owned."""
 
-    def __init__(self, ledger: Ledger, card_id: CardId) -> None:
+    def __init__(self, ledger: Ledger, card_id: CardId, driver: str, form: Form) -> None:
         self.id = card_id
         self.card: Card | None = ledger.cards.get(card_id)
         self._ledger = ledger
-        self._present: dict[RegionId, Region] = (
-            {} if self.card is None else {region.id: region for region in self.card.regions}
-        )
+        self._driver = driver
+        self._form = form
+        self._present = {region.id for region in self.card.regions} if self.card else set()
         allocations = ledger.allocations_on(card_id)
         self._owned = {allocation.device for allocation in allocations}
         granted = {region for allocation in allocations for region in allocation.grants}
-        self.regions: tuple[RegionId, ...] = tuple(
-            sorted(self._present.keys() | granted, key=device_order)
-        )
+        self.regions: list[RegionId] = sorted(self._present | granted, key=device_order)
 
-    def listed(
-        self, kinds: frozenset[ResourceKind], form: Form
-    ) -> tuple[tuple[CardId, ...], tuple[RegionId, ...]]:
-        """The card, if it is listed, and its listed regions."""
-        whole_owned = DeviceId(self.id) in self._owned
-        programs = self.card is not None and self.card.reprogrammable
-        whole = whole_owned or (ResourceKind.WHOLE in kinds and programs)
-        regions = [
-            region
-            for region in self.regions
-            if DeviceId(region) in self._owned
-            or (ResourceKind.REGION in kinds and programs and region in self._present)
-        ]
-        countable = form.counters and len(self.regions) <= MAX_CONSUMED * MAX_COUNTERS
-        if whole and regions and not countable:
+    def listed(self, advertise: Advertise) -> list[DeviceId]:
+        """The devices of the card that are listed, regions first."""
+        offered: set[DeviceId] = set()
+        if self.card is not None and self.card.reprogrammable:
+            if advertise in {Advertise.BOTH, Advertise.WHOLE}:
+                offered.add(DeviceId(self.id))
+            if advertise in {Advertise.BOTH, Advertise.REGION}:
+                offered.update(map(DeviceId, self._present))
+        owned = self._owned
+        devices = [*map(DeviceId, self.regions), DeviceId(self.id)]
+        listed = [one for one in devices if one in owned or one in offered]
+        countable = self._form.counters and len(self.regions) <= MAX_CONSUMED * MAX_COUNTERS
+        if self.mixed(listed) and not countable:
             # Nothing would keep them apart. What is owned stays, the smaller thing else.
-            if whole_owned:
-                regions = [region for region in regions if DeviceId(region) in self._owned]
-            else:
-                whole = False
-        if not form.taints:
-            regions = [
-                region
-                for region in regions
-                if DeviceId(region) in self._owned or not self._taints(DeviceId(region))
+            whole_owned = DeviceId(self.id) in owned
+            listed = [one for one in listed if one in owned or not (whole_owned or is_card(one))]
+        if not self._form.taints:
+            listed = [one for one in listed if one in owned or not self._taints(one)]
+        return listed
+
+    def mixed(self, listed: Collection[DeviceId]) -> bool:
+        """Whether the card stands among them beside its regions."""
+        return len(listed) > 1 and DeviceId(self.id) in listed
+
+    def counters(self) -> dict[str, list[str]]:
+        """The counters that its devices share, one of each region, by counter set.
+
+        A set has its card's name, a second one a suffix.
+        """
+        name = device_name(DeviceId(self.id))
+        return {
+            name if number == 0 else f"{name}-{number}": [_counter(region) for region in part]
+            for number, part in enumerate(_parts(self.regions, MAX_COUNTERS))
+        }
+
+    def device(self, device: DeviceId, counters: Mapping[str, Collection[str]]) -> Spec:
+        """A device, which takes one of each of its counters."""
+        consumed, told = counters, attributes(device, self._interface(), self.card)
+        if is_card(device):
+            told |= {"regions": len(self.regions)}
+        else:
+            told |= {"afuID": ""}
+            own = _counter(RegionId(device))
+            consumed = {name: [own] for name, of in counters.items() if own in of}
+        spec: Spec = {
+            "name": device_name(device),
+            "attributes": {name: as_json(value) for name, value in told.items()},
+        }
+        if consumed:
+            spec["consumesCounters"] = [
+                {"counterSet": name, "counters": _each(of)} for name, of in consumed.items()
             ]
-            whole = whole and (whole_owned or not self._taints(DeviceId(self.id)))
-        return (self.id,) if whole else (), tuple(regions)
-
-    def region(self, region: RegionId, counters: Sequence[CounterSet], form: Form) -> Device:
-        counter = _counter(region)
-        return Device(
-            device_name(DeviceId(region)),
-            self._attributes(ResourceKind.REGION) | {"afuID": ""},
-            {one.name: (counter,) for one in counters if counter in one.counters},
-            self._taints(DeviceId(region)) if form.taints else (),
-        )
-
-    def whole(self, counters: Sequence[CounterSet], form: Form) -> Device:
-        return Device(
-            device_name(DeviceId(self.id)),
-            self._attributes(ResourceKind.WHOLE) | {"regions": len(self.regions)},
-            {one.name: one.counters for one in counters},
-            self._taints(DeviceId(self.id)) if form.taints else (),
-        )
-
-    def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
-        return attributes(self.id, kind, self._interface(), self.card)
+        if self._form.taints and (taints := self._taints(device)):
+            spec["taints"] = taints
+        return spec
 
     def _interface(self) -> InterfaceId | None:
         """The present card's; of one that is gone, what its owners asked for."""
         if self.card is not None:
             return self.card.interface_id
-        resources = (
-            self._ledger.naming.resource(allocation.resource)
-            for allocation in self._ledger.allocations_on(self.id)
-        )
-        return next((one.interface_id for one in resources if one is not None), None)
+        for allocation in self._ledger.allocations_on(self.id):
+            if (resource := self._ledger.naming.resource(allocation.resource)) is not None:
+                return resource.interface_id
+        return None
 
-    def _taints(self, device: DeviceId) -> tuple[Taint, ...]:
+    def _taints(self, device: DeviceId) -> list[Spec]:
         """The taints of a device; of one key and effect the most telling.
 
         An owned device has only those that no scrub mends, and the operator's: its owner keeps it,
         and after the owner's end no write has to come before the next claim.
         """
-        ledger, found = self._ledger, dict[tuple[str, Effect], Taint]()
+        ledger, found = self._ledger, dict[tuple[str, str], str]()
         owner = ledger.region_allocation(RegionId(device))  # its own, or its card's
         stuck = cannot_start(ledger, device)
         for one in ledger.obstacles.of(device):
@@ -251,9 +199,13 @@ class _CardView:
             if not key or not (owner is None or one.kind in _WHOEVER_OWNS_IT):
                 continue
             failed = stuck and one.kind is ObstacleKind.FAULTED
-            effect = Effect.NO_EXECUTE if failed else Effect.NO_SCHEDULE
-            found.setdefault((key, effect), Taint(key, value or _word(one.cause), effect))
-        return tuple(sorted(found.values()))
+            # By NoExecute the pods of its claim are deleted, so that their controllers make others.
+            effect = "NoExecute" if failed else "NoSchedule"
+            found.setdefault((f"{self._driver}/{key}", effect), value or _word(one.cause))
+        return [
+            {"key": key, "effect": effect} | ({"value": value} if value else {})
+            for (key, effect), value in sorted(found.items())
+        ]
 
 
 def cannot_start(ledger: Ledger, device: DeviceId) -> bool:
@@ -267,26 +219,18 @@ def cannot_start(ledger: Ledger, device: DeviceId) -> bool:
     )
 
 
-def _counter_sets(card: _CardView) -> tuple[CounterSet, ...]:
-    """One of each region; a set has its card's name, a second one a suffix."""
-    name = device_name(DeviceId(card.id))
-    return tuple(
-        CounterSet(
-            name if number == 0 else f"{name}-{number}", tuple(_counter(region) for region in part)
-        )
-        for number, part in enumerate(_parts(card.regions, MAX_COUNTERS))
-    )
+def _each(counters: Iterable[str]) -> Spec:
+    return {counter: {"value": "1"} for counter in counters}
 
 
 def _counter(region: RegionId) -> str:
     """Of card `c`, region `c-p3`: `region-3`."""
-    assert not is_card(DeviceId(region))
     return f"region-{region.rpartition('-p')[2]}"
 
 
-def _parts(things: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:
+def _parts(things: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     for begin in range(0, len(things), size):
-        yield tuple(things[begin : begin + size])
+        yield things[begin : begin + size]
 
 
 def _word(reason: str) -> str:

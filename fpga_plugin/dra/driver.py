@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.reconcile.leftovers import DevicePluginLeftovers
@@ -37,13 +36,11 @@ from fpga_plugin.errors import SettingsError
 from fpga_plugin.kubernetes.apiserver.nodecheck import NodeCheck, for_claims
 from fpga_plugin.kubernetes.grpc.fixed_socket import (
     REGISTRY,
+    FixedSocket,
     SocketError,
     check_length,
-    listen_at,
     registry_path,
-    remove_own,
 )
-from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.kubelet.registry import Info, RegistrySocket, Reoffer
 from fpga_plugin.settings.settings import Advertise, Settings
 from fpga_plugin.settings.values import NO_CDI_DEVICES
@@ -82,7 +79,7 @@ def check(settings: Settings) -> None:
             "FPGA_PLUGIN_ADVERTISE=af is not served with FPGA_PLUGIN_MODE=dra",
             hint="advertise both, region or whole",
         )
-    check_length(socket_path(settings), "FPGA_PLUGIN_KUBELET_ROOT")
+    # That of the other socket is shorter.
     name = registry_path(settings.kubelet_root, settings.resource_prefix)
     check_length(name, "FPGA_PLUGIN_KUBELET_ROOT")
 
@@ -111,21 +108,12 @@ def make_directories(settings: Settings) -> None:
             ) from error
 
 
-def _open_files(
-    settings: Settings, ledger: Ledger, metadata: MetadataFiles | None = None
-) -> ClaimFiles:
-    """The claims' files for the container runtime; `metadata`: and for their containers.
-
-    By the device plugin API there are none: the driver's directory is not mounted.
-    """
-    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix, metadata))
-
-
 def open_leftovers(
     settings: Settings, operations: CardOperations, queue: CardQueue
 ) -> ClaimReconciler:
     """The reconciler that ends DRA's claims once the device plugin API serves instead."""
-    files = _open_files(settings, operations.ledger)
+    # The driver's directory, with what containers read, is not mounted.
+    files = ClaimFiles(operations.ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix))
     ends = ClaimEnds(operations.ledger, queue, files)
     driver, root = settings.resource_prefix, settings.kubelet_root
     return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
@@ -166,11 +154,15 @@ class DraDriver:
         self.registered = asyncio.Event()
         self.problem = ""
         metadata = MetadataFiles(metadata_directory(settings), settings.node_name)
-        files = self._files = _open_files(settings, operations.ledger, metadata)
+        cdi = CdiFiles(settings.cdi_dir, driver, metadata)
+        files = self._files = ClaimFiles(operations.ledger, cdi)
         ends = ClaimEnds(operations.ledger, queue, files)
         claims = ClaimReader(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )
+        wanted = DesiredDevices(operations.ledger, driver=driver, advertise=settings.advertise)
+        pool = Pool(driver, settings.node_name)
+        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         self.lifecycle = ClaimLifecycle(
             operations,
             preparer,
@@ -181,7 +173,7 @@ class DraDriver:
             permission=permission,
             files=files,
             ends=ends,
-            driver=driver,
+            tell_scheduler=self.slices.caught_up,
             cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         self.reconciler = ClaimReconciler(
@@ -194,30 +186,21 @@ class DraDriver:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = DesiredDevices(operations.ledger, advertise=settings.advertise)
-        pool = Pool(driver, settings.node_name)
-        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
-        self.lifecycle.tell_scheduler = self.slices.caught_up
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
-        self._servicer = DraServicer(
+        servicer = DraServicer(
             self.lifecycle,
             operations.ledger,
             settings.node_name,
             recorder,
             Evictions(operations.ledger),
         )
-        self._path = socket_path(settings)
-        self._registry = RegistrySocket(
-            registry_path(root, driver),
-            Info("DRAPlugin", driver, self._path, VERSIONS),
-            self._told,
-        )
+        self._endpoint = FixedSocket(socket_path(settings), servicer)
+        info = Info("DRAPlugin", driver, self._endpoint.path, VERSIONS)
+        self._registry = RegistrySocket(registry_path(root, driver), info, self._told)
         self._reoffer = Reoffer(self._registry)
-        self._server: ClosingServer | None = None
-        self._identity = ""
 
     async def start(self) -> None:
         """Serve; kubelet comes when it looks.
@@ -226,15 +209,7 @@ class DraDriver:
             FpgaPluginError: a socket or a file for the container runtime cannot be made.
         """
         await self._files.begin()
-        listener, self._identity = listen_at(self._path)
-        try:
-            server = ClosingServer([self._servicer])
-            await server.serve(listener)
-        except BaseException:
-            listener.close()
-            remove_own(self._path, self._identity)
-            raise
-        self._server = server
+        await self._endpoint.start()
         await self._registry.start()
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -251,24 +226,17 @@ class DraDriver:
         """Why kubelet is not served, or the slices are not published; empty: both are well."""
         found = []
         if not self.registered.is_set():
-            found.append(f"driver: {self.problem or self._not_yet}")
+            root = self._settings.kubelet_root
+            not_yet = (
+                "not registered with kubelet yet (it looks into plugins_registry of its root"
+                f" directory each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
+            )
+            found.append(f"driver: {self.problem or not_yet}")
         if not self.slices.published:
             found.append(f"ResourceSlices: {self.slices.problem or 'not published yet'}")
         if self.reconciler.problem:
             found.append(f"claims: {self.reconciler.problem}")
         return found
-
-    @property
-    def _not_yet(self) -> str:
-        root = self._settings.kubelet_root
-        return (
-            f"not registered with kubelet yet (it looks into plugins_registry of its root directory"
-            f" each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
-        )
-
-    def notes(self) -> list[str]:
-        """Problems that may keep pods from their devices although kubelet is served."""
-        return list(self.node.concerns)
 
     def _told(self, problem: str) -> None:
         self.problem = f"kubelet refused the driver: {problem}" if problem else ""
@@ -290,11 +258,4 @@ class DraDriver:
     async def stop(self) -> None:
         """End kubelet's calls; `close` waits for the work that runs."""
         await self._registry.stop()
-        server, self._server = self._server, None
-        if server is not None:
-            remove_own(self._path, self._identity)
-            await server.close_all()
-
-    async def close(self) -> None:
-        """Wait for the preparations that run; begin none."""
-        await self.lifecycle.close()
+        await self._endpoint.stop()

@@ -12,7 +12,7 @@ import structlog
 from fpga_plugin.allocation.journal.records import CLEAN
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards.blanks import NO_BLANK
 from fpga_plugin.dra.claim import ClaimRef
@@ -60,16 +60,15 @@ class ClaimEnds:
         """
         self.ending(uid)
         owner = self._ledger.claim_owners.get(uid)
-        pods = [] if owner is None else sorted(self._ledger.pods_of(owner.devices))
-        cards = self._ledger.dra.end_claim(uid)
-        if owner is not None and cards:
-            devices = owner.devices
-            log.info("claim ended", **ClaimRef.of(owner).logged, devices=devices, pods=pods)
-        elif owner is None and uid in self.recorded:
-            self.over.add(uid)
-            self.doubted(uid)
-        for card in cards:
-            self._queue.add(card)
+        if owner is None:
+            if uid in self.recorded:
+                self.over.add(uid)
+                self.doubted(uid)
+        elif not owner.ended:
+            ref, pods = ClaimRef.of(owner), sorted(self._ledger.pods_of(owner.devices))
+            for card in self._ledger.dra.end_claim(uid):
+                self._queue.add(card)
+            log.info("claim ended", **ref.logged, devices=owner.devices, pods=pods)
         await self._files.remove(uid, owner)
 
     async def forget(self, uid: ClaimUid) -> bool:
@@ -99,10 +98,6 @@ class ClaimEnds:
             for region in card.regions
             if device in {DeviceId(region.id), DeviceId(card.id)}
         ]
-
-    def kept_back(self, region: RegionId) -> bool:
-        """Whether a region must not be given out."""
-        return self._ledger.obstacles.first(region, Stops.OFFER) is not None
 
     def to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""

@@ -8,14 +8,13 @@ is being deleted, so a pod for whose claim it still asks was not evicted.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
+from fpga_plugin.dra.claim import ResourceClaim
 from fpga_plugin.dra.desired import cannot_start
 from fpga_plugin.host.bounded import BoundedDict
-from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import ClaimUid
 
 PATIENCE: Final = 30.0
@@ -38,36 +37,25 @@ class Evictions:
         self._clock = clock
         self._since: BoundedDict[ClaimUid, float] = BoundedDict(_KEPT)
 
-    def overdue(
-        self, ref: ClaimRef, claim: ResourceClaim | None, devices: Iterable[DeviceId]
-    ) -> str:
-        """The message for a claim's pod after a Prepare that failed; empty: none.
-
-        Args:
-            ref: the claim.
-            claim: as it was read last.
-            devices: that it has.
-        """
-        failed = [one for one in devices if cannot_start(self._ledger, one)]
+    def overdue(self, claim: ResourceClaim) -> str:
+        """The message for a claim's pod after a Prepare that failed; empty: none."""
+        uid = claim.owner.uid
+        failed = [one for one in claim.owner.devices if cannot_start(self._ledger, one)]
         if not failed:
-            self._since.pop(ref.uid, None)
+            self._since.pop(uid, None)
             return ""
         now = self._clock()
-        if ref.uid not in self._since:
-            self._since[ref.uid] = now
-        waited = now - self._since[ref.uid]
-        return _said(failed, claim, waited) if waited >= PATIENCE else ""
-
-
-def _said(failed: Collection[DeviceId], claim: ResourceClaim | None, waited: float) -> str:
-    why = (
-        "its claim tolerates the taint, or the cluster evicts no pods for taints of devices"
-        if claim is None or claim.pod is None
-        else "before 1.37.2 Kubernetes evicts no pod that asks by limits"
-        " (kubernetes/kubernetes#141290)"
-    )
-    return (
-        f"{', '.join(failed)} failed before the pod started and has a NoExecute taint, and after"
-        f" {waited:.0f} s nobody has evicted the pod: {why}; delete it, so that its controller"
-        " makes another"
-    )
+        waited = now - self._since.setdefault(uid, now)
+        if waited < PATIENCE:
+            return ""
+        why = (
+            "its claim tolerates the taint, or the cluster evicts no pods for taints of devices"
+            if claim.pod is None
+            else "before 1.37.2 Kubernetes evicts no pod that asks by limits"
+            " (kubernetes/kubernetes#141290)"
+        )
+        return (
+            f"{', '.join(failed)} failed before the pod started and has a NoExecute taint, and"
+            f" after {waited:.0f} s nobody has evicted the pod: {why}; delete it, so that its"
+            " controller makes another"
+        )

@@ -78,7 +78,6 @@ class ClaimFiles:
         while True:
             self._wake.clear()
             changed, self._changed = self._changed, set()
-            self._missing &= self._ledger.claim_owners.keys()
             await self._settle_all(changed | self._failing)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS if self._failing else None):
@@ -118,12 +117,7 @@ class ClaimFiles:
                 written = None
                 continue
             allocations = tuple(ledger.allocations[device] for device in owner.devices)
-            # Pods may have come to it, of which the file says nothing.
-            now = (
-                owner.requests,
-                owner.file,
-                [(allocation.device, allocation.grants) for allocation in allocations],
-            )
+            now = (owner, allocations)
             if now == content or not (again or uid in self._missing):
                 self._missing.discard(uid)
                 return owner
@@ -135,11 +129,8 @@ class ClaimFiles:
         """A claim, if no container may start with the file that it may have."""
         if owner is None:
             return None
-        stale = (
-            owner.ended
-            or self._ledger.dra.is_prepared(owner)
-            or self._ledger.dra.grant_error(owner)
-        )
+        # One that has ended has no device, which is a grant's error.
+        stale = self._ledger.dra.is_prepared(owner) or self._ledger.dra.grant_error(owner)
         return owner if stale else None
 
     async def _dropped(self, stale: ClaimOwner) -> bool:

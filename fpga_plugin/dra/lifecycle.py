@@ -19,8 +19,9 @@ answer comes once its taint is published, else the next claim would get the regi
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 import structlog
@@ -51,7 +52,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource
-from fpga_plugin.kubernetes.names import ClaimUid, PodName, ResourceName
+from fpga_plugin.kubernetes.names import ClaimUid, PodName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
 
 log = structlog.get_logger()
@@ -122,11 +123,11 @@ class ClaimLifecycle:
         permission: the operator's policy.
         files: for the container runtime.
         ends: ends claims.
-        driver: our name.
+        tell_scheduler: waits until the slices show which devices are not given out.
         cdi_devices: what the operator adds.
 
     Attributes:
-        tell_scheduler: waits until the slices show which devices are not given out.
+        read: claims that have not ended, at their last read.
         seconds: until a call is answered.
     """
 
@@ -142,7 +143,7 @@ class ClaimLifecycle:
         permission: Permission,
         files: ClaimFiles,
         ends: ClaimEnds,
-        driver: str,
+        tell_scheduler: Callable[[], Awaitable[None]],
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
     ) -> None:
         self._operations = operations
@@ -155,14 +156,13 @@ class ClaimLifecycle:
         self._permission = permission
         self._files = files
         self._ends = ends
-        self._driver = driver
         self._cdi_devices = cdi_devices
         self._work: dict[ClaimUid, _Work] = {}
-        self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
+        self.read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         ends.ending = self._ending
-        self.tell_scheduler: Callable[[], Awaitable[None]] = _nobody
+        self.tell_scheduler = tell_scheduler
         self.seconds = ANSWER_SECONDS
 
     def _tell(self, _card: CardId | None) -> None:
@@ -173,11 +173,7 @@ class ClaimLifecycle:
     def _ending(self, uid: ClaimUid) -> None:
         if (work := self._work.get(uid)) is not None:
             work.ended = True
-        self._read.pop(uid, None)
-
-    def read(self, uid: ClaimUid) -> ResourceClaim | None:
-        """A claim at its last read; None: it was not read, or has ended."""
-        return self._read.get(uid)
+        self.read.pop(uid, None)
 
     # ---------------------------------------------------------------- prepare
 
@@ -205,8 +201,7 @@ class ClaimLifecycle:
         # The caller may go away meanwhile: what is written is checked all the same.
         answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
         answer.add_done_callback(_heard)
-        await asyncio.wait({answer})
-        return answer.result()
+        return await asyncio.shield(answer)
 
     def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
         work = self._work.get(ref.uid)
@@ -217,7 +212,7 @@ class ClaimLifecycle:
             work.task.add_done_callback(partial(self._done, ref.uid))
         return work
 
-    def _done(self, uid: ClaimUid, task: "asyncio.Task[None]") -> None:
+    def _done(self, uid: ClaimUid, task: "asyncio.Task[object]") -> None:
         _heard(task)
         if (work := self._work.get(uid)) is not None and work.task is task:
             del self._work[uid]
@@ -252,17 +247,17 @@ class ClaimLifecycle:
         ledger = self._ledger
         if work.claim is None:
             work.claim = await work.still(self._claims.get(ref))
-        claim = self._read[ref.uid] = work.claim
-        owner = self._holder(claim)
-        await self._withdraw_unless(claim, partial(_has_devices, owner))
+        claim = self.read[ref.uid] = work.claim
+        owner = replace(claim.owner, file=self._files.path(ref.uid))
+        await self._withdraw_unless(claim, lambda had: {**had.requests} == {**owner.requests})
         if not self._queue.synced and not self._stands(ref.uid):
             raise NotFinishedError(
                 f"{ref}: kubelet's record of claims was not read yet",
                 hint="the plugin's log says what keeps it from reading it",
             )
-        await self._leave_former(claim, work)
+        await self._leave_former(ref, claim, work)
         requests = await self._claim_targets.of(claim)
-        await self._check_policy(ref, claim, requests)
+        await self._check_policy(claim, requests)
         targets = await self._targets.exactly(requests)
         asked = {region: _prepared(requests[region], target) for region, target in targets.items()}
         # The same for the next pod of a prepared claim: it may not be what the first one got.
@@ -275,7 +270,7 @@ class ClaimLifecycle:
         ledger.dra.take(owner, claim.users)
         plan = Plan(ledger.lease(owner.devices), None, targets, ledger.kubelet_instance)
         records = await self._preparer.prepare(plan)
-        permitted = partial(self._check_policy, ref, claim, requests)
+        permitted = partial(self._check_policy, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)
         self._preparer.check_result(plan, records, observed)
         ledger.dra.prepared(ref.uid, asked)
@@ -283,7 +278,7 @@ class ClaimLifecycle:
             "claim prepared",
             **ref.logged,
             devices=owner.devices,
-            requests=sorted({one.request for one in claim.devices}),
+            requests=sorted({*chain(*owner.requests.values())}),
             pods=sorted(ledger.pods_of(owner.devices)),
             bitstreams={
                 region: None if one is None else one.bitstream_id
@@ -316,28 +311,6 @@ class ClaimLifecycle:
             for device in owner.devices
         )
 
-    def _holder(self, claim: ResourceClaim) -> ClaimOwner:
-        """A claim as it is allocated now."""
-        requests: dict[DeviceId, dict[str, None]] = {}
-        for one in claim.devices:
-            requests.setdefault(one.device, {})[one.request] = None
-        uid = claim.ref.uid
-        return ClaimOwner(
-            uid=uid,
-            namespace=claim.ref.namespace,
-            name=claim.ref.name,
-            devices=tuple(requests),
-            requests={device: tuple(names) for device, names in requests.items()},
-            driver=self._driver,
-            file=self._files.path(uid),
-            subrequests={
-                one.request: one.subrequest
-                for one in claim.devices
-                if one.subrequest != one.request
-            },
-            pod_claim=claim.pod_claim,
-        )
-
     def _stands(self, uid: ClaimUid) -> bool:
         """Whether a claim's preparation in this boot still holds."""
         ledger = self._ledger
@@ -363,13 +336,12 @@ class ClaimLifecycle:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        owner = self._ledger.claim_owners.get(claim.ref.uid)
+        owner = self._ledger.claim_owners.get(claim.owner.uid)
         if owner is not None and self._ledger.dra.is_prepared(owner) and not same(owner):
-            devices = dict.fromkeys(one.device for one in claim.devices)
-            why = f"it asks for something else now, on {', '.join(devices)}"
+            why = f"it asks for something else now, on {', '.join(claim.owner.devices)}"
             await self._files.withdraw(owner, why)
 
-    async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
+    async def _leave_former(self, ref: ClaimRef, claim: ResourceClaim, work: _Work) -> None:
         """Release devices that the claim is no longer allocated, even if it gets no new ones yet.
 
         The scheduler allocates them to other claims, which would wait for as long as this claim
@@ -380,22 +352,19 @@ class ClaimLifecycle:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        uid, now = claim.ref.uid, {one.device for one in claim.devices}
+        uid, now = ref.uid, claim.owner.devices
         if not self._ledger.dra.left_behind(uid, now):
             return
         # One that was adopted has its file still.
         await self._files.remove(uid, self._ledger.claim_owners[uid])
-        await work.still(self._check_users(claim.ref))
+        await work.still(self._check_users(ref))
         left = self._ledger.dra.left_behind(uid, now)
         for card in self._ledger.dra.leave(uid, now):
             self._queue.add(card)
-        log.info("claim left devices", **claim.ref.logged, devices=list(left))
+        log.info("claim left devices", **ref.logged, devices=list(left))
 
     async def _check_policy(
-        self,
-        ref: ClaimRef,
-        claim: ResourceClaim,
-        requests: Mapping[RegionId, FpgaRequest | None],
+        self, claim: ResourceClaim, requests: Mapping[RegionId, FpgaRequest | None]
     ) -> None:
         """Ask the operator's policy, for the claim's namespace.
 
@@ -404,27 +373,23 @@ class ClaimLifecycle:
             UnknownDeviceError: there is no such device by now.
             NotFinishedError: a card changed since the targets of its regions were decided.
         """
-        of_resources: dict[ResourceName, list[DeviceId]] = {}
-        for one in claim.devices:
-            if (resource := self._ledger.naming.present_resource(one.device)) is None:
-                raise unknown_device(one.device)
-            of_resources.setdefault(resource, []).append(one.device)
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
-        identity = Identity(name=PodName(ref.namespace, ref.name))
-        for resource, devices in of_resources.items():
-            regions = [
-                region.id for one in devices for region in self._ledger.obstacles.regions_of(one)
-            ]
-            asked = dict.fromkeys(target for region in regions if (target := requests[region]))
-            of = self._ledger.naming.named_resource(resource)
-            interface = of.interface_id
+        identity = Identity(name=PodName(claim.owner.namespace, claim.owner.name))
+        for device in claim.owner.devices:
+            if (name := self._ledger.naming.present_resource(device)) is None:
+                raise unknown_device(device)
+            resource = self._ledger.naming.named_resource(name)
+            interface = resource.interface_id
+            regions = self._ledger.obstacles.regions_of(device)
+            asked = dict.fromkeys(target for one in regions if (target := requests[one.id]))
             # A request for another interface id would be none of the policy's questions.
             if any(target.interface_id != interface for target in asked):
                 raise NotFinishedError(
-                    f"{ref}: the card of {', '.join(devices)} has the interface id {interface} now",
+                    f"claim {claim.owner.full_name}: the card of {device} has the interface id"
+                    f" {interface} now",
                     hint="it is tried again with that",
                 )
-            await self._permission.check(identity, of, devices, tuple(asked), nobody)
+            await self._permission.check(identity, resource, [device], tuple(asked), nobody)
 
     async def _check_users(self, ref: ClaimRef) -> None:
         """Check that no pod uses a claim that has to be prepared again.
@@ -468,7 +433,7 @@ class ClaimLifecycle:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LAST_RETRY, rest)):
                     await self._changed.wait()
-        if any(map(ends.kept_back, regions)):
+        if any(ledger.obstacles.first(region, Stops.OFFER) for region in regions):
             await self.tell_scheduler()
 
     async def close(self) -> None:
@@ -478,11 +443,6 @@ class ClaimLifecycle:
             work.ended = True
         if works:
             await asyncio.wait([work.task for work in works])
-
-
-def _has_devices(now: ClaimOwner, had: ClaimOwner) -> bool:
-    """Whether a claim has the devices that it had, for the same requests."""
-    return {**had.requests} == {**now.requests}
 
 
 def _prepared(request: FpgaRequest | None, target: Target | None) -> Prepared:
@@ -502,10 +462,6 @@ def _heard(task: "asyncio.Task[object]") -> None:
     """Keep asyncio from complaining of an error: callers that wait raise it, if there are any."""
     if not task.cancelled():
         task.exception()
-
-
-async def _nobody() -> None:
-    """There is no scheduler."""
 
 
 def _ended(ref: ClaimRef) -> RefusedError:

@@ -14,7 +14,7 @@ and in the plugin's pod: the container runtime mounts them from there.
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +26,8 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.host.atomic_file import replace_file
-from fpga_plugin.ids import DeviceId, Resource, functions_variable
-from fpga_plugin.kubernetes.names import ClaimUid, parse_claim_uid
+from fpga_plugin.ids import DeviceId, functions_variable
+from fpga_plugin.kubernetes.names import parse_claim_uid
 
 VERSIONS: Final = ("v1beta1", "v1alpha1")
 """Kubernetes 1.37 reads both, 1.36 and KubeVirt 1.8 the latter."""
@@ -74,7 +74,7 @@ class MetadataFiles:
         """
         mounts = {}
         try:
-            for request, devices in _of_requests(owner).items():
+            for request, devices in by_request(owner).items():
                 if (seen := _container_path(owner, request)) is None:
                     continue
                 path = os.path.join(self._directory, f"{owner.uid}_{request}.json")
@@ -91,24 +91,12 @@ class MetadataFiles:
             ) from error
         return mounts
 
-    def remove(self, uid: ClaimUid) -> None:
-        """No claim of this uid is left; a file that stays names devices, and gives none."""
-        self._remove(lambda of: of == uid)
-
-    def keep(self, uids: Collection[ClaimUid]) -> None:
-        """Remove the files of all other claims."""
-        self._remove(lambda of: of not in uids)
-
-    def _remove(self, unwanted: Any) -> None:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._directory):
-                match = _FILE.fullmatch(name)
-                if match and unwanted(match["uid"]):
-                    os.unlink(os.path.join(self._directory, name))
+    def remove(self, unwanted: Callable[[str], bool]) -> None:
+        """Remove the files of claims by uid; a file that stays names devices, and gives none."""
+        remove_files(self._directory, _FILE, lambda match: unwanted(match["uid"]))
 
     def _device(self, owner: ClaimOwner, claim: Allocation, card: Card) -> dict[str, Any]:
-        kind = Resource.parse(claim.resource).kind
-        told = attributes(card.id, kind, card.interface_id, card)
+        told = attributes(claim.device, card.interface_id, card)
         del told[PCI_BUS_ID]
         functions = [
             function
@@ -126,11 +114,23 @@ class MetadataFiles:
         }
 
 
-def _of_requests(owner: ClaimOwner) -> dict[str, set[DeviceId]]:
-    found: dict[str, set[DeviceId]] = {}
-    for device, requests in owner.requests.items():
-        for request in requests:
-            found.setdefault(request, set()).add(device)
+def remove_files(
+    directory: str, names: re.Pattern[str], unwanted: Callable[[re.Match[str]], bool]
+) -> None:
+    """Remove what has such a name and is unwanted, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if (match := names.fullmatch(name)) and unwanted(match):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
+
+
+def by_request(owner: ClaimOwner) -> dict[str, list[DeviceId]]:
+    """The devices of each request of a claim, in the claim's order."""
+    found: dict[str, list[DeviceId]] = {}
+    for device in owner.devices:
+        for request in owner.requests.get(device, ()):
+            found.setdefault(request, []).append(device)
     return found
 
 

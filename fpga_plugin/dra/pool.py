@@ -9,14 +9,14 @@ finds the slice.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from fpga_plugin.dra.attributes import as_json
-from fpga_plugin.dra.desired import CounterSet, Device, Form, Slice
+from fpga_plugin.dra.desired import Form, Spec
 from fpga_plugin.kubernetes.apiserver.mirror import Metadata
 
 API_VERSION: Final = "resource.k8s.io/v1"
@@ -27,14 +27,6 @@ MAX_NAME: Final = 253
 
 _MAX_GENERATION: Final = 1 << 62
 """Far beyond what we ever write: it leaves room for more (the API has 64 bits with a sign)."""
-
-Spec = dict[str, Any]
-
-
-class SliceMetadata(Metadata):
-    """A slice's metadata."""
-
-    ownerReferences: list[dict[str, Any]] = msgspec.field(default_factory=list)  # noqa: N815  # the API's own name
 
 
 class PoolOf(msgspec.Struct):
@@ -64,7 +56,7 @@ class SliceSpec(msgspec.Struct):
 class ResourceSlice(msgspec.Struct):
     """A slice as the API server has it."""
 
-    metadata: SliceMetadata
+    metadata: Metadata
     spec: SliceSpec = msgspec.field(default_factory=SliceSpec)
 
     @property
@@ -97,7 +89,7 @@ class Pool:
     """The pool of one node.
 
     Attributes:
-        driver: its name; the domain of attributes and taints.
+        driver: its name.
         node: its name, which is the pool's too.
     """
 
@@ -116,19 +108,19 @@ class Pool:
             suffix = f"{suffix[: MAX_NAME - 6 - 17].rstrip('.-')}-{digest}"
         return f"{kind}{number:04x}-{suffix}"
 
-    def named(self, slices: Sequence[Slice]) -> dict[str, Slice]:
+    def named(self, slices: Sequence[Spec]) -> dict[str, Spec]:
         """The slices by the names that they get; counters before devices."""
         counts = {"c": 0, "d": 0}
-        named: dict[str, Slice] = {}
+        named: dict[str, Spec] = {}
         for one in slices:
-            kind = "c" if one.counter_sets else "d"
+            kind = "c" if "sharedCounters" in one else "d"
             named[self.name(kind, counts[kind])] = one
             counts[kind] += 1
         return named
 
     def plan(
         self,
-        wanted: Mapping[str, Slice],
+        wanted: Mapping[str, Spec],
         have: Mapping[str, ResourceSlice],
         *,
         accepted: Mapping[str, tuple[Spec, Spec]],
@@ -145,22 +137,17 @@ class Pool:
         have = {name: one for name, one in have.items() if self.owns(one)}
         obsolete = tuple(sorted(have.keys() - wanted.keys()))
         latest = max((one.generation for one in have.values()), default=0)
-        changed = []
-        for name, one in wanted.items():
-            sent, there = self.content(one), have.get(name)
-            if there is None or (
-                meaning(there.spec.content) != sent
-                and accepted.get(name) != (sent, meaning(there.spec.content))
-            ):
-                changed.append(name)
-        sound = latest > 0 and all(
-            (there := have.get(name)) is not None
-            and there.spec.pool == PoolOf(self.node, latest, len(wanted))
-            for name in wanted
+        made = {name: meaning(one.spec.content) for name, one in have.items()}
+        changed = tuple(
+            name
+            for name, sent in wanted.items()
+            if made.get(name) != sent and accepted.get(name) != (sent, made.get(name))
         )
+        pool = PoolOf(self.node, latest, len(wanted))
+        sound = latest > 0 and all(name in have and have[name].spec.pool == pool for name in wanted)
         alone = all(have[name].generation < latest for name in obsolete)
         if sound and alone and len(changed) <= 1:
-            return SlicePlan(latest, obsolete, tuple(changed))
+            return SlicePlan(latest, obsolete, changed)
         # Present slices first: the pool is not used until the last one is made.
         names = sorted(wanted, key=lambda name: (name not in have, name))
         return SlicePlan(latest + 1, obsolete, tuple(names))
@@ -168,7 +155,7 @@ class Pool:
     def manifest(
         self,
         name: str,
-        one: Slice,
+        one: Spec,
         *,
         generation: int,
         count: int,
@@ -183,7 +170,7 @@ class Pool:
             "driver": self.driver,
             "nodeName": self.node,
             "pool": {"name": self.node, "generation": generation, "resourceSliceCount": count},
-        } | self.content(one)
+        } | deepcopy(one)
         if before is not None:
             _keep_times(spec, before.spec.content)
         return {
@@ -193,51 +180,15 @@ class Pool:
             "spec": spec,
         }
 
-    def content(self, one: Slice) -> Spec:
-        """A slice's spec as JSON."""
-        content: Spec = {}
-        if one.counter_sets:
-            content["sharedCounters"] = [_counter_set(each) for each in one.counter_sets]
-        if one.devices:
-            content["devices"] = [self._device(each) for each in one.devices]
-        return content
-
-    def _device(self, device: Device) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "name": device.name,
-            "attributes": {name: as_json(value) for name, value in device.attributes.items()},
-        }
-        if device.consumes:
-            told["consumesCounters"] = [
-                {"counterSet": name, "counters": {counter: {"value": "1"} for counter in counters}}
-                for name, counters in device.consumes.items()
-            ]
-        if device.taints:
-            told["taints"] = [
-                {"key": f"{self.driver}/{taint.key}", "effect": taint.effect.value}
-                | ({"value": taint.value} if taint.value else {})
-                for taint in device.taints
-            ]
-        return told
-
-
-def _counter_set(one: CounterSet) -> dict[str, Any]:
-    return {"name": one.name, "counters": {name: {"value": "1"} for name in one.counters}}
-
 
 def meaning(content: Spec) -> Spec:
-    """A slice's content, without what the server adds."""
-    told = dict(content)
-    if devices := told.get("devices"):
-        told["devices"] = [_untimed(device) for device in devices]
+    """A slice's content, without the times that the server adds to taints."""
+    if not _has_taints(content):
+        return content
+    told = deepcopy(content)
+    for _, taint in _taints(told):
+        taint.pop("timeAdded", None)
     return told
-
-
-def _untimed(device: dict[str, Any]) -> dict[str, Any]:
-    if not (taints := _taints(device)):
-        return device
-    bare = [{key: value for key, value in one.items() if key != "timeAdded"} for one in taints]
-    return device | {"taints": bare}
 
 
 def lost(form: Form, sent: Spec, told: Spec) -> Form:
@@ -263,24 +214,20 @@ def _has_taints(content: Spec) -> int:
 
 def _keep_times(spec: Spec, before: Spec) -> None:
     """Keep the time of each taint: the server would set the present time instead."""
-    times = {
-        _taint_key(device, taint): time
-        for device in before.get("devices", ())
-        for taint in _taints(device)
-        if isinstance(time := taint.get("timeAdded"), str)
-    }
-    for device in spec.get("devices", ()):
-        for taint in device.get("taints", ()):
-            if (key := _taint_key(device, taint)) in times:
-                taint["timeAdded"] = times[key]
+    times = {key: taint.get("timeAdded") for key, taint in _taints(before)}
+    for key, taint in _taints(spec):
+        if isinstance(time := times.get(key), str):
+            taint["timeAdded"] = time
 
 
-def _taint_key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> bytes:
-    """Which taint of which device; of what others wrote, too, where any JSON may be in it."""
-    key = (device.get("name"), taint.get("key"), taint.get("value"), taint.get("effect"))
-    return msgspec.json.encode(key)
+def _taints(content: Spec) -> Iterator[tuple[bytes, Spec]]:
+    """Each taint, and which one of which device it is.
 
-
-def _taints(device: Mapping[str, Any]) -> list[dict[str, Any]]:
-    taints = device.get("taints")
-    return [one for one in taints if isinstance(one, dict)] if isinstance(taints, list) else []
+    Others may have written any JSON there.
+    """
+    for device in content.get("devices", ()):
+        taints = device.get("taints")
+        for one in taints if isinstance(taints, list) else ():
+            if isinstance(one, dict):
+                key = (device.get("name"), one.get("key"), one.get("value"), one.get("effect"))
+                yield msgspec.json.encode(key), one

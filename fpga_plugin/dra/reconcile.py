@@ -39,7 +39,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.watcher import Look, Watcher, hint_for
-from fpga_plugin.ids import CardId
+from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.kubernetes.cgroup import known_gone
 from fpga_plugin.kubernetes.kubelet.dra_record import (
     FILE_NAME,
@@ -232,14 +232,16 @@ class ClaimReconciler:
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
         over = ends.over | stale
         refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
-        if self._leftovers is None:  # the device plugin API has its own records to read
-            if not refused:
-                ledger.dra.claims_read()
-            return
-        ledger.dra.claims_read()
+        if self._leftovers is not None or not refused:
+            ledger.dra.claims_read()
+        if self._leftovers is None:
+            return  # the device plugin API has its own records to read
         # A device that cannot be adopted has an unknown owner: its card stays back.
-        settled = ledger.unreconciled & self._leftovers.settled
-        cards = {card for card in settled if not any(_of_card(name, card) for name in refused)}
+        cards = {
+            card
+            for card in ledger.unreconciled & self._leftovers.settled
+            if not any(name.startswith(device_name(DeviceId(card))) for name in refused)
+        }
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)
@@ -349,9 +351,9 @@ class ClaimReconciler:
                 log.info("whether a claim is over is not known", claim=uid, error=str(error))
                 return False
             else:
-                if claim.reserved:
+                if claim.pods or claim.others:
                     ledger.dra.join(uid, claim.pods)
-                    if claim.only_for_pods:
+                    if not claim.others:
                         await self._part(uid, claim.users, calls)
                     return False
         ledger.dra.part(uid, ())  # the API server's word, and the record's
@@ -359,7 +361,3 @@ class ClaimReconciler:
             return False
         # Kubelet may have begun to prepare it in the meantime.
         return uid not in await self._read()
-
-
-def _of_card(device: str, card: str) -> bool:
-    return device.startswith(card.replace(".", "-"))

@@ -7,16 +7,13 @@ is misspelt would otherwise be passed over in silence.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
 from fpga_plugin.errors import InvalidRequestError, NotPermittedError, quote
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import BitstreamId, parse_bitstream_id
-
-API_VERSION: Final = "fpga.intel.com/v1alpha1"
-KIND: Final = "RegionConfig"
 
 MAX_BYTES: Final = 10 << 10
 """Of one entry; the API server takes no more (resource.k8s.io/v1, OpaqueParametersMaxLength)."""
@@ -28,25 +25,22 @@ _CLOCK: Final = 1_000_000_000
 """More MHz are no clock of anything; the card's own limits are looked at later."""
 
 
+_Choices: TypeAlias = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_CHOICES)]
+
+
 class _Params(msgspec.Struct, forbid_unknown_fields=True):
-    clock: int | None = None
+    clock: Annotated[int, msgspec.Meta(gt=0, le=_CLOCK)] | None = None
     debug: Literal[0, 1] | None = None
 
 
-class _Head(msgspec.Struct):
-    apiVersion: str = ""  # noqa: N815  # the API's own name
-    kind: str = ""
-
-
 class _RegionConfig(msgspec.Struct, forbid_unknown_fields=True):
-    apiVersion: str  # noqa: N815  # the API's own name
-    kind: str
+    apiVersion: Literal["fpga.intel.com/v1alpha1"]  # noqa: N815  # the API's own name
+    kind: Literal["RegionConfig"]
     bitstream: str | None = None
-    bitstreams: list[str] | None = None
+    bitstreams: _Choices | None = None
     driverParams: _Params | None = None  # noqa: N815  # the API's own name
 
 
-_HEAD: Final = msgspec.json.Decoder(_Head)
 _CONFIG: Final = msgspec.json.Decoder(_RegionConfig)
 
 
@@ -77,18 +71,11 @@ def parse_config(raw: bytes, *, from_class: bool) -> RegionConfig:
     if len(raw) > MAX_BYTES:
         raise InvalidRequestError(f"config of {where} has more than {MAX_BYTES} bytes")
     try:
-        head = _HEAD.decode(raw)
-        if (head.apiVersion, head.kind) != (API_VERSION, KIND):
-            raise InvalidRequestError(
-                f"config of {where} is {quote(f'{head.apiVersion} {head.kind}')}, and not"
-                f" {API_VERSION} {KIND}"
-            )
-        said = _CONFIG.decode(raw)
-        return _parsed(said, from_class=from_class)
+        return _parsed(_CONFIG.decode(raw), from_class=from_class)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequestError(
             f"config of {where} is not understood: {quote(error)}",
-            hint="docs/dra.md lists the fields of RegionConfig",
+            hint="docs/dra.md lists the fields of fpga.intel.com/v1alpha1 RegionConfig",
         ) from error
 
 
@@ -98,11 +85,7 @@ def _parsed(said: _RegionConfig, *, from_class: bool) -> RegionConfig:
             raise ValueError("bitstreams belongs into a DeviceClass: a claim names one bitstream")
         if said.bitstream is not None:
             raise ValueError("bitstream and bitstreams exclude each other")
-        if not 0 < len(said.bitstreams) <= MAX_CHOICES:
-            raise ValueError(f"bitstreams has 1 to {MAX_CHOICES} entries")
     params = said.driverParams or _Params()
-    if params.clock is not None and not 0 < params.clock <= _CLOCK:
-        raise ValueError("clock is a number of MHz")
     return RegionConfig(
         bitstream=None if said.bitstream is None else parse_bitstream_id(said.bitstream),
         choices=(

@@ -22,7 +22,7 @@ from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.evictions import Evictions
-from fpga_plugin.dra.lifecycle import ClaimLifecycle, PreparedDevice
+from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import CardId, DeviceId
@@ -76,21 +76,17 @@ class DraServicer:
 
     def __mapping__(self) -> dict[str, Handler]:
         """Every method by its path."""
-        service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-        mapping = {
-            f"{service}/NodePrepareResources": unary(
-                "NodePrepareResources",
-                dra.NodePrepareResourcesRequest,
-                dra.NodePrepareResourcesResponse,
-                self._prepare,
-            ),
-            f"{service}/NodeUnprepareResources": unary(
-                "NodeUnprepareResources",
+        service, mapping = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", {}
+        for request, reply, answer in (
+            (dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse, self._prepare),
+            (
                 dra.NodeUnprepareResourcesRequest,
                 dra.NodeUnprepareResourcesResponse,
                 self._unprepare,
             ),
-        }
+        ):
+            method = request.__name__.removesuffix("Request")
+            mapping[f"{service}/{method}"] = unary(method, request, reply, answer)
         for name, package in (("v1", v1), ("v1alpha1", v1alpha1)):
             mapping[f"/{name}.DRAResourceHealth/NodeWatchResources"] = Handler(
                 self._health(package),
@@ -103,51 +99,53 @@ class DraServicer:
     async def _prepare(
         self, request: dra.NodePrepareResourcesRequest
     ) -> dra.NodePrepareResourcesResponse:
-        async def one(claim: dra.Claim) -> dra.NodePrepareResourceResponse:
-            async def served(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
+        async def one(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
+            try:
                 devices = await self._lifecycle.prepare(ref)
-                self._recorder.served([each.device for each in devices], ref.full_name)
-                return dra.NodePrepareResourceResponse(
-                    devices=[self._device(each) for each in devices]
-                )
+            except FpgaPluginError as error:
+                self._refused(ref, error)
+                raise
+            self._recorder.served([each.device for each in devices], ref.full_name)
+            return dra.NodePrepareResourceResponse(
+                devices=[
+                    dra.Device(
+                        request_names=list(each.requests),
+                        pool_name=self._pool,
+                        device_name=device_name(each.device),
+                        cdi_device_ids=list(each.cdi_ids),
+                    )
+                    for each in devices
+                ]
+            )
 
-            answer, problem = await _served("NodePrepareResources", claim, served, self._refused)
-            return answer or dra.NodePrepareResourceResponse(error=problem)
-
-        return dra.NodePrepareResourcesResponse(claims=await _each(request.claims, one))
-
-    def _device(self, one: PreparedDevice) -> dra.Device:
-        return dra.Device(
-            request_names=list(one.requests),
-            pool_name=self._pool,
-            device_name=device_name(one.device),
-            cdi_device_ids=list(one.cdi_ids),
-        )
+        reply = dra.NodePrepareResourceResponse
+        answers = await _each("NodePrepareResources", request.claims, one, reply)
+        return dra.NodePrepareResourcesResponse(claims=answers)
 
     async def _unprepare(
         self, request: dra.NodeUnprepareResourcesRequest
     ) -> dra.NodeUnprepareResourcesResponse:
-        async def one(claim: dra.Claim) -> dra.NodeUnprepareResourceResponse:
-            async def served(ref: ClaimRef) -> None:
-                self._recorder.served([], ref.full_name)
-                await self._lifecycle.unprepare(ref)
+        async def one(ref: ClaimRef) -> dra.NodeUnprepareResourceResponse:
+            self._recorder.served([], ref.full_name)
+            await self._lifecycle.unprepare(ref)
+            return dra.NodeUnprepareResourceResponse()
 
-            _, problem = await _served("NodeUnprepareResources", claim, served)
-            return dra.NodeUnprepareResourceResponse(error=problem)
-
-        return dra.NodeUnprepareResourcesResponse(claims=await _each(request.claims, one))
+        reply = dra.NodeUnprepareResourceResponse
+        answers = await _each("NodeUnprepareResources", request.claims, one, reply)
+        return dra.NodeUnprepareResourcesResponse(claims=answers)
 
     def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
         """Make an Event for the waiting pod, with the reason."""
-        claim = self._lifecycle.read(ref.uid)
-        names = {} if claim is None else claim.names
-        pod = next(iter(names)) if len(names) == 1 else None
-        identity = Identity(pod, name=names[pod] if pod else None, claim=ref.full_name)
-        devices = [] if claim is None else [one.device for one in claim.devices]
-        self._recorder.refused(identity, devices, error)
-        if overdue := self._evictions.overdue(ref, claim, devices):
+        claim = self._lifecycle.read.get(ref.uid)
+        if claim is None:
+            self._recorder.refused(Identity(claim=ref.full_name), [], error)
+            return
+        pod, name = next(iter(claim.names.items())) if len(claim.names) == 1 else (None, None)
+        identity = Identity(pod, name=name, claim=ref.full_name)
+        self._recorder.refused(identity, claim.owner.devices, error)
+        if overdue := self._evictions.overdue(claim):
             _log.warning("pod not evicted", **ref.logged, reason=overdue)
-            self._recorder.not_evicted(identity, devices, overdue)
+            self._recorder.not_evicted(identity, claim.owner.devices, overdue)
 
     # ---------------------------------------------------------------- health
 
@@ -218,32 +216,41 @@ class DraServicer:
         )
 
 
-async def _served(
+async def _each(
     method: str,
-    claim: dra.Claim,
+    claims: Iterable[dra.Claim],
     serve: Callable[[ClaimRef], Awaitable[Any]],
-    refused: Callable[[ClaimRef, FpgaPluginError], None] = lambda *_: None,
-) -> tuple[Any, str]:
-    """A claim's answer, or why there is none; logged, and told to `refused`."""
-    started = time.monotonic()
-    problem, logged, answer, ref = "", "", None, None
-    try:
-        ref = _parsed(claim)
-        answer = await serve(ref)
-    except FpgaPluginError as error:
-        problem, logged = str(error.for_tenant()), str(error)
-        if ref is not None:
-            refused(ref, error)
-    except Exception:  # noqa: BLE001  # of one claim: the others are answered
-        _log.exception("unexpected error in a call", method=method)
-        problem = logged = f"{method} failed: see the log of fpga-plugin"
-    seconds = round(time.monotonic() - started, 6)
-    named = {} if ref is None else ref.logged
-    if problem:
-        _log.warning("claim refused", method=method, **named, message=logged, seconds=seconds)
-    else:
+    reply: Callable[..., Any],
+) -> dict[str, Any]:
+    """Every claim's answer, by its uid; `reply` makes one that says why a claim is refused.
+
+    Raises:
+        InvalidRequestError: there are more than any pod has.
+    """
+    by_uid = {claim.uid: claim for claim in claims}
+    if len(by_uid) > MAX_CLAIMS:
+        raise InvalidRequestError(f"the call names {len(by_uid)} claims; at most {MAX_CLAIMS}")
+
+    async def one(claim: dra.Claim) -> Any:
+        started = time.monotonic()
+        problem, logged, answer, named = "", "", None, {}
+        try:
+            ref = _parsed(claim)
+            named = ref.logged
+            answer = await serve(ref)
+        except FpgaPluginError as error:
+            problem, logged = str(error.for_tenant()), str(error)
+        except Exception:  # noqa: BLE001  # of one claim: the others are answered
+            _log.exception("unexpected error in a call", method=method)
+            problem = logged = f"{method} failed: see the log of fpga-plugin"
+        seconds = round(time.monotonic() - started, 6)
+        if problem:
+            _log.warning("claim refused", method=method, **named, message=logged, seconds=seconds)
+            return reply(error=problem)
         _log.info("claim served", method=method, **named, seconds=seconds)
-    return answer, problem
+        return answer
+
+    return dict(zip(by_uid, await asyncio.gather(*map(one, by_uid.values())), strict=True))
 
 
 def _parsed(claim: dra.Claim) -> ClaimRef:
@@ -258,18 +265,3 @@ def _parsed(claim: dra.Claim) -> ClaimRef:
         )
     except ValueError as error:
         raise InvalidRequestError(f"the call names no claim: {error}") from error
-
-
-async def _each(
-    claims: Iterable[dra.Claim], serve: Callable[[dra.Claim], Awaitable[Any]]
-) -> dict[str, Any]:
-    """Every claim's answer, by its uid.
-
-    Raises:
-        InvalidRequestError: there are more than any pod has.
-    """
-    by_uid = {claim.uid: claim for claim in claims}
-    if len(by_uid) > MAX_CLAIMS:
-        raise InvalidRequestError(f"the call names {len(by_uid)} claims; at most {MAX_CLAIMS}")
-    answers = await asyncio.gather(*(serve(claim) for claim in by_uid.values()))
-    return dict(zip(by_uid, answers, strict=True))

@@ -18,20 +18,19 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from fpga_plugin.dra.desired import Form, Slice
+from fpga_plugin.dra.desired import Form, Spec
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Pool,
     ResourceSlice,
     SlicePlan,
-    Spec,
     has_counters,
     lost,
     meaning,
 )
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.kubernetes.apiserver.mirror import Mirror
+from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, Session, decoded, session
 
 log = structlog.get_logger()
@@ -43,19 +42,14 @@ TELL_SECONDS: Final = 3.0
 """For which the end of a claim waits for the taint of what it leaves. With the 40 s that its scrub
 may take it stays below the 45 s after which kubelet gives a call up."""
 
-_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_CONFLICT, _INVALID = 409, 422
 
 _OF_COUNTERS: Final = ("sharedCounters", "consumesCounters")
 """Fields; a policy that refuses a slice for another reason answers 422, too."""
 
 
-class _Named(msgspec.Struct):
-    name: str
-    uid: str
-
-
 class _Node(msgspec.Struct):
-    metadata: _Named
+    metadata: Metadata
 
 
 _node = msgspec.json.Decoder(_Node)
@@ -84,7 +78,7 @@ class SliceReconciler:
         self,
         kubeconfig: str | None,
         pool: Pool,
-        wanted: Callable[[Form], tuple[Slice, ...]],
+        wanted: Callable[[Form], tuple[Spec, ...]],
         *,
         registered: asyncio.Event,
         settle: float = SETTLE_SECONDS,
@@ -175,12 +169,12 @@ class SliceReconciler:
             while (differs := self._differs()) and not await self._write(server, *differs):
                 pass
 
-    def _differs(self) -> tuple[SlicePlan, dict[str, Slice]] | None:
+    def _differs(self) -> tuple[SlicePlan, dict[str, Spec]] | None:
         wanted = self._pool.named(self._wanted(self.form))
         plan = self._pool.plan(wanted, self._mirror.items, accepted=self._accepted)
         return (plan, wanted) if plan else None
 
-    async def _write(self, server: Session, plan: SlicePlan, wanted: Mapping[str, Slice]) -> bool:
+    async def _write(self, server: Session, plan: SlicePlan, wanted: Mapping[str, Spec]) -> bool:
         """Whether all was written; else the server understands less than was thought.
 
         Raises:
@@ -188,17 +182,18 @@ class SliceReconciler:
         """
         owner = await self._owner(server) if plan.write else {}
         for name in plan.delete:
-            await self._delete(server, name)
+            await self._asked(server, "DELETE", name)
+            self._mirror.forget(name)
         for name in plan.write:
+            sent = wanted[name]
             manifest = self._pool.manifest(
                 name,
-                wanted[name],
+                sent,
                 generation=plan.generation,
                 count=len(wanted),
                 before=self._mirror.items.get(name),
                 owner=owner,
             )
-            sent = self._pool.content(wanted[name])
             try:
                 told = await self._put(server, name, manifest)
             except ApiServerError as error:
@@ -211,15 +206,12 @@ class SliceReconciler:
             if form != self.form:
                 self._understands(form, "")
                 return False
-            if (made := meaning(told.spec.content)) != sent:
-                self._accepted[name] = (sent, made)
-            else:
-                self._accepted.pop(name, None)
+            self._accepted[name] = (sent, meaning(told.spec.content))
         log.info(
             "ResourceSlices published",
             generation=plan.generation,
             slices=len(wanted),
-            devices=sum(len(one.devices) for one in wanted.values()),
+            devices=sum(len(one.get("devices", ())) for one in wanted.values()),
             written=len(plan.write),
             deleted=len(plan.delete),
         )
@@ -242,7 +234,7 @@ class SliceReconciler:
         name = self._pool.node
         body = await server.call("GET", f"/api/v1/nodes/{name}")
         node = decoded(_node, body, f"node {name}").metadata
-        return {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+        return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid}
 
     async def _put(self, server: Session, name: str, manifest: Mapping[str, Any]) -> ResourceSlice:
         """Replace or make a slice; what the server made of it.
@@ -255,7 +247,7 @@ class SliceReconciler:
         try:
             body = await server.call("PUT" if known else "POST", path, body=manifest)
         except ApiServerError as error:
-            if error.code == _CONFLICT or (known and _is_gone(error)):
+            if error.code == _CONFLICT or (known and error.not_found):
                 await self._look(server, name)
             raise
         told = _decoded(body, name)
@@ -268,13 +260,9 @@ class SliceReconciler:
         Raises:
             ApiServerError: the server does not say, or the name is another's.
         """
-        try:
-            there = _decoded(await server.call("GET", f"{COLLECTION}/{name}"), name)
-        except ApiServerError as error:
-            if not _is_gone(error):
-                raise
-            self._mirror.forget(name)
+        if (body := await self._asked(server, "GET", name)) is None:
             return
+        there = _decoded(body, name)
         if not self._pool.owns(there):
             raise ApiServerError(
                 f"ResourceSlice {name} is of driver {quote(there.spec.driver)} on node"
@@ -282,18 +270,19 @@ class SliceReconciler:
             )
         self._mirror.learn(there)
 
-    async def _delete(self, server: Session, name: str) -> None:
+    async def _asked(self, server: Session, method: str, name: str) -> bytes | None:
+        """The server's answer about a slice; None: it has none of this name.
+
+        Raises:
+            ApiServerError: the server does not say.
+        """
         try:
-            await server.call("DELETE", f"{COLLECTION}/{name}")
+            return await server.call(method, f"{COLLECTION}/{name}")
         except ApiServerError as error:
-            if not _is_gone(error):
+            if not error.not_found:
                 raise
-        self._mirror.forget(name)
-
-
-def _is_gone(error: ApiServerError) -> bool:
-    """Whether the API server itself says that there is none; a proxy's 404 has no reason."""
-    return error.code == _NOT_FOUND and error.reason == "NotFound"
+            self._mirror.forget(name)
+            return None
 
 
 def _decoded(body: bytes, name: str) -> ResourceSlice:

@@ -1,6 +1,7 @@
 """What the operator may do to a card through the local socket, and the answers for JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from fpga_plugin.cards.actions import CardState
 from fpga_plugin.cards.byhand import Programmed
@@ -33,9 +34,9 @@ async def operate(context: StatusContext, word: str, card: str) -> Mapping[str, 
     """
     plugin = context.running()
     actions = plugin.actions
-    services = {
+    services: Mapping[str, Callable[[str], Awaitable[CardState]]] = {
         "drain": actions.drain,
-        "undrain": actions.undrain,
+        "undrain": partial(actions.drain, drained=False),
         "retry": actions.retry,
         "release": actions.release,
     }

@@ -301,7 +301,7 @@ BUGS = {
     ),
     "f8-the-next-pod-is-not-judged": Bug(
         "dra/lifecycle.py",
-        "        await self._check_policy(ref, claim, requests)\n"
+        "        await self._check_policy(claim, requests)\n"
         "        targets = await self._targets.exactly(requests)\n",
         "        targets = await self._targets.exactly(requests)\n",
         "4",
@@ -337,8 +337,8 @@ BUGS = {
     ),
     "a-consumer-that-is-no-pod-is-nobody": Bug(
         "dra/claim.py",
-        "        bool(claim.status.reservedFor),\n",
-        "        bool(pods),\n",
+        "        others=len(uids) < len(consumers),\n",
+        "        others=False,\n",
         "1379",
         apis="dra",
     ),

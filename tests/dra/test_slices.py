@@ -88,7 +88,7 @@ def node(cluster: Cluster, cards=CARDS, *, as_plugin: bool = False) -> Iterator[
         reconciler = SliceReconciler(
             credentials,
             Pool(DRIVER, name),
-            DesiredDevices(ledger, advertise=Advertise.BOTH),
+            DesiredDevices(ledger, driver=DRIVER, advertise=Advertise.BOTH),
             registered=registered,
             settle=0.1,
         )

@@ -50,7 +50,7 @@ def _routes(*, started: bool = False) -> Routes:
         snapshot=Change(drained={_CARD: True}),
         boot_id="boot",
     )
-    actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory(), _Idle())
+    actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory())
     context = StatusContext(Settings(status_page=True))
     if started:
         context.plugin = SimpleNamespace(actions=actions, ledger=ledger)

@@ -19,7 +19,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Server
 
 from fpga_plugin.allocation.calls import AllocateAnswer
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.hardware.grant import Mount
@@ -82,7 +82,7 @@ class Calls:
     """Plays `DevicePlugin` with all of its parts: notes calls, answers what the test says."""
 
     def __init__(self, changes: Changes) -> None:
-        self.lists = self.calls = self.prestarts = self.reconciler = self
+        self.lists = self.prestarts = self.reconciler = self
         self.listed: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {REGIONS: (REGION,)}
         self.subscribers: list[Callable[[], None]] = []
         self.called: list[tuple] = []

@@ -40,7 +40,7 @@ from fpga_plugin.allocation.requests import directory as pod_directory
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.demo.pod import DemoPod
-from fpga_plugin.deviceplugin import next_container
+from fpga_plugin.deviceplugin import environment
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.ids import DeviceId, ours
@@ -326,7 +326,7 @@ def test_a_malformed_request_is_the_containers_own_matter(socket):
 
 def test_what_is_remembered_of_pods_is_bounded(socket, monkeypatch):
     monkeypatch.setattr(pod_directory, "KEPT_PODS", 2)
-    monkeypatch.setattr(next_container, "KEPT_PODS", 2)
+    monkeypatch.setattr(environment, "KEPT_PODS", 2)
 
     async def story():
         uids = [PodUid(f"uid-{n}") for n in range(4)]
@@ -335,7 +335,7 @@ def test_what_is_remembered_of_pods_is_bounded(socket, monkeypatch):
             for uid in uids:
                 await source.ask(identity(uid=uid), DEVICES, fresh=True)
                 source.refused(identity("app", "init", uid=uid), DEVICES, "words")
-            assert list(source._pods._known) == list(source._next._trails) == uids[2:]
+            assert list(source._pods._known) == list(source._trails) == uids[2:]
 
     run(story())
 
@@ -680,7 +680,7 @@ def on_the_pods_api(story, socket) -> None:
 
 
 def on_the_api_server(
-    story, tmp_path, list_socket, *, patience: float = next_container.PATIENCE
+    story, tmp_path, list_socket, *, patience: float = environment.PATIENCE
 ) -> None:
     """The same, where the API server reports the pod: `story(life, pod, api)`."""
 
@@ -690,7 +690,7 @@ def on_the_api_server(
 
     pod = two()
     with ApiServerDouble(pod) as api, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(next_container, "PATIENCE", patience)
+        patch.setattr(environment, "PATIENCE", patience)
         run(told(api, pod))
 
 
@@ -730,7 +730,7 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
         await life.start(INIT_ENV, "init", fresh=True)
         pod.ended("init", 1, started=time.time())
         now = time.time() + seconds
-        monkeypatch.setattr("fpga_plugin.deviceplugin.next_container.time.time", lambda: now)
+        monkeypatch.setattr("fpga_plugin.deviceplugin.environment.time.time", lambda: now)
         await life.start(INIT_ENV, "init")
         # It began again and succeeded, which the status does not show yet: it is the app's turn.
         await life.refuse("app")
@@ -816,7 +816,7 @@ def on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch) -> None:
         async with serving(PodResources(compress=P0), list_socket):
             await story(OldKubelet(api, pod, tmp_path, list_socket), pod)
 
-    monkeypatch.setattr("fpga_plugin.deviceplugin.next_container.PATIENCE", 0.05)
+    monkeypatch.setattr("fpga_plugin.deviceplugin.environment.PATIENCE", 0.05)
     pod = two()
     with ApiServerDouble(pod) as api:
         run(told(api, pod))
@@ -1024,7 +1024,6 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
         "lightkube",
         "httpx2",
         "anyio",
-        "fpga_plugin.deviceplugin.next_container",
         "fpga_plugin.kubernetes.kubelet.podsapi",
         "fpga_plugin.kubernetes.messages.core_v1",
     )
@@ -1033,8 +1032,7 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
 
 def test_the_pods_api_takes_no_http_client():
     fresh_python(
-        f"{STARTED} import fpga_plugin.deviceplugin.next_container;"
-        " import fpga_plugin.kubernetes.kubelet.podsapi;"
+        f"{STARTED} import fpga_plugin.kubernetes.kubelet.podsapi;"
         " assert not {'lightkube', 'httpx2'} & set(sys.modules)"
     )
 
@@ -1054,8 +1052,8 @@ source = StockEnvironment(PodDirectory(kubelet_dir="/nowhere", prefix="x", pods_
 source.started(who, ())
 source.refused(who, (), "words")
 source.new_kubelet()
-late = {{"fpga_plugin.deviceplugin.next_container", "fpga_plugin.kubernetes.kubelet.podsapi"}}
-assert not late & set(sys.modules)
+late = "fpga_plugin.kubernetes.kubelet.podsapi"
+assert late not in sys.modules
 threads = {{}}
 
 class Watch:
@@ -1067,8 +1065,7 @@ try:
     asyncio.run(source.ask(who, (), fresh=True))
 except NoSourceError:
     pass
-assert late <= set(threads), threads
-assert threading.main_thread() not in [threads[name] for name in late]
+assert threads[late] is not threading.main_thread()
 """
     )
 

@@ -9,8 +9,9 @@ from daemon_support import LIMIT
 from doubles import slices
 from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
+from doubles.slices import Device, Effect, Taint
 
-from fpga_plugin.dra.desired import Device, Effect, Form, Slice, Taint
+from fpga_plugin.dra.desired import Form, Spec
 from fpga_plugin.dra.pool import COLLECTION, Pool
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.host.backoff import Backoff
@@ -52,7 +53,7 @@ class Scene:
             backoff=lambda: Backoff(0.01, 0.05),
         )
 
-    def wanted(self, form: Form) -> tuple[Slice, ...]:
+    def wanted(self, form: Form) -> tuple[Spec, ...]:
         self.forms.append(form)
         return slices.wanted(self.devices, form)
 
@@ -82,7 +83,7 @@ class Scene:
             len(self.slices) == len(wanted)
             and counts == {len(wanted)}
             and len(self.generations()) == 1
-            and self.devices_told() == [d.name for one in wanted for d in one.devices]
+            and self.devices_told() == [d["name"] for one in wanted for d in one.get("devices", ())]
         )
 
     async def settled(self) -> None:
@@ -148,7 +149,7 @@ def test_an_empty_pool_is_told_too(tmp_path) -> None:
         await scene.quiet()
 
     def before(scene):
-        scene.reconciler._wanted = lambda _: (Slice(),)
+        scene.reconciler._wanted = lambda _: ({},)
 
     told(tmp_path, story, before=before)
 
@@ -330,7 +331,7 @@ def test_a_name_that_another_driver_took_is_named_and_taken_once_it_is_free(tmp_
         await scene.server.remove(COLLECTION, name)
         await scene.settled()
 
-    name = next(iter(Pool(DRIVER, NODE).named([Slice()])))
+    name = next(iter(Pool(DRIVER, NODE).named([{}])))
 
     def before(scene):
         scene.server.objects[COLLECTION][name] = {

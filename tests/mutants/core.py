@@ -21,7 +21,7 @@ AREAS = {
         f"deviceplugin/{name}.py"
         for name in (
             *("service", "prestart", "reconcile", "allocatable", "environment"),
-            *("next_container", "turn", "missed_prestarts"),
+            *("turn", "missed_prestarts"),
         )
     ),
     "port": ("hardware/dfl/port.py", "hardware/grant.py", "hardware/dfl/rebind.py"),

@@ -632,7 +632,7 @@ class Plugin:
         self.actions, self.operations = plugin.actions, plugin.operations
         self.scrubber, self.dra = plugin.scrubber, plugin.dra
         if (api := plugin.device_plugin) is not None:
-            self.calls, self.reconciler, self.owners = api.calls, api.reconciler, api.owners
+            self.calls, self.reconciler, self.owners = api, api.reconciler, api.owners
             self.lists, self.prestarts = api.lists, api.prestarts
 
     def kubelet_begins(self, instance: str) -> None:

@@ -12,7 +12,7 @@ ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -87,7 +87,7 @@ def _tenancies(told: Change, allocations: Sequence[Allocation]) -> Iterator[Tena
 
 # ------------------------------------------------------------------ schema 3
 
-_KINDS = {
+PRESENT_KINDS: Final = {
     "epochs": "facts",
     "claims": "allocations",
     "debts": "memory_clear_pending",
@@ -96,25 +96,11 @@ _KINDS = {
     "debugs": "debug_holds",
     "meanings": "alias_bindings",
 }
-_FIELDS = {
-    "touched": "prestart_seen",
-    "exposed": "missed_prestart",
-    "epoch": "instance",
-}
-"""Of a row of `claims`; `of_schema_3` makes its `number`."""
+"""What its kinds of rows are called now. Of an allocation it called three fields otherwise, whose
+defaults fit one in doubt: it counts as used, and its PreStarts and PostStops cannot be compared."""
 
-
-def row_of_schema_3(kind: object, value: object) -> tuple[object, object]:
-    """A row's kind and value under their present names.
-
-    Raises:
-        ValueError: the value is no JSON.
-    """
-    if kind == "claims" and isinstance(value, str):
-        told = msgspec.json.decode(value)
-        if isinstance(told, dict):
-            value = msgspec.json.encode({_FIELDS.get(k, k): v for k, v in told.items()}).decode()
-    return _KINDS.get(kind, kind) if isinstance(kind, str) else kind, value
+GONE: Final = frozenset({"loans", "unreconciled"})
+"""Kinds that it had besides: `of_schema_3` reads the one, and the other is asked at each start."""
 
 
 class _Users(msgspec.Struct):

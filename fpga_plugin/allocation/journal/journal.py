@@ -10,7 +10,6 @@ log that begins again, and shortens its file.
 
 import os
 import sqlite3
-import stat
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -87,9 +86,6 @@ class Journal:
         self.path = path
         self.doubt = ""
         self.set_aside: str | None = None
-        self.left_out: tuple[str, ...] = ()
-        self._inodes: tuple[Inode | None, Inode | None] = (None, None)
-        self._commits = 0
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
         self._fold_failed = False
@@ -101,10 +97,7 @@ class Journal:
                 if not _unreadable(error, path):
                     raise
                 self.doubt = f"it was set aside: {error}"
-                self.set_aside = self._room_for_another()
-                for suffix in _FILES:
-                    if os.path.exists(path + suffix):
-                        os.replace(path + suffix, self.set_aside + suffix)
+                self.set_aside = self._move_aside()
                 self._db, self.snapshot = self._open()
         except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from error
@@ -116,6 +109,13 @@ class Journal:
             with suppress(FileNotFoundError):
                 os.unlink(path + suffix)
         return path
+
+    def _move_aside(self) -> str:
+        aside = self._room_for_another()
+        for suffix in _FILES:
+            if os.path.lexists(self.path + suffix):
+                os.replace(self.path + suffix, aside + suffix)
+        return aside
 
     def _failed(self, error: Exception) -> JournalError:
         if os.path.lexists(self.path) and not os.path.isfile(self.path):
@@ -135,22 +135,11 @@ class Journal:
         )
 
     def _connect(self) -> sqlite3.Connection:
-        self._make_private()
+        _create(self.path)  # private, and SQLite gives the log the modes of the database
         db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
         # Damaged text is a value that makes no sense, not an error of the reading.
-        db.text_factory = _text
+        db.text_factory = lambda raw: raw.decode(errors="surrogateescape")
         return db
-
-    def _make_private(self) -> None:
-        """Before SQLite opens them: it gives the log the modes of the database.
-
-        By name, not by a descriptor: closing one would free SQLite's locks, which belong to the
-        process (fcntl(2)).
-        """
-        _create(self.path)
-        for suffix in _FILES:
-            _restrict(self.path + suffix)
-            _restrict(f"{self.path}.unreadable{suffix}")
 
     def _open(self) -> tuple[sqlite3.Connection, Change]:
         db = self._connect()
@@ -230,7 +219,6 @@ class Journal:
             db.executemany(statement, values)
         db.execute(f"PRAGMA user_version = {rows.SCHEMA_VERSION}")
         db.execute("COMMIT")
-        self._writes += 1
 
     def keep(self) -> None:
         """Put the journal back if somebody removed it; what cannot be mended now is logged."""
@@ -269,10 +257,7 @@ class Journal:
         self._db.execute("VACUUM INTO ?", (new,))
         # Closed first: SQLite removes a log by its name, which is that of the new one's, too.
         self._db.close()
-        aside = self._room_for_another()
-        for suffix in _FILES:
-            if os.path.lexists(self.path + suffix):
-                os.replace(self.path + suffix, aside + suffix)
+        self._move_aside()
         os.replace(new, self.path)
         self._db = self._connect()
         self._set_up(self._db)
@@ -301,16 +286,12 @@ class Journal:
         """
         self._keep()
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with self._db:  # which rolls back what fails
+                self._db.execute("BEGIN IMMEDIATE")
                 for statement, values in statements:
                     self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
-                self._writes += 1
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            self._writes += 1
         except ValueError as error:
             raise JournalError(
                 f"journal {self.path}: a row could not be read again: {error}",
@@ -370,21 +351,6 @@ def _create(path: str) -> None:
     """An empty file that only its owner reads, unless there is one."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
-
-
-def _restrict(path: str) -> None:
-    """A file of an earlier version, which others could read; what is not ours is left as it is."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-    if ours and stat.S_IMODE(found.st_mode) != _MODE:
-        os.chmod(path, _MODE)
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="surrogateescape")
 
 
 def _unreadable(error: Exception, path: str) -> bool:

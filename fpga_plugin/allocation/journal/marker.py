@@ -39,8 +39,6 @@ class Served:
 
     Attributes:
         api: `device-plugin` or `dra` (FPGA_PLUGIN_MODE).
-        prefix: of its resources, and its name as a DRA driver.
-        cdi_dir: where it wrote the files of ResourceClaims.
         state_dir: where its journal was.
         journal: the journal's id.
         claims: ResourceClaims may have devices, by this API or an earlier one: their end was not
@@ -48,8 +46,6 @@ class Served:
     """
 
     api: str = ""
-    prefix: str = ""
-    cdi_dir: str = ""
     state_dir: str = ""
     journal: str = ""
     claims: bool = False

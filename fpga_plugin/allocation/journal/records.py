@@ -376,9 +376,4 @@ class Change:
 
     def __or__(self, later: "Change") -> "Change":
         """Both in one, where `later` has the last word."""
-        return Change(
-            **{
-                each.name: getattr(self, each.name) | getattr(later, each.name)
-                for each in fields(self)
-            }
-        )
+        return Change(*(getattr(self, f.name) | getattr(later, f.name) for f in fields(self)))

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.allocation.journal import history
-from fpga_plugin.allocation.journal.doubt import allocated_twice, of_schema_3, row_of_schema_3
+from fpga_plugin.allocation.journal.doubt import GONE, PRESENT_KINDS, allocated_twice, of_schema_3
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
     Allocation,
@@ -48,9 +48,6 @@ SCHEMA: Final = (
 
 _LOANS: Final = 3
 """The form before it, of the plugin's releases until eea44c1."""
-
-_GONE: Final = frozenset({"loans", "unreconciled"})
-"""Kinds that it had besides: `of_schema_3` reads the one, and the other is asked at each start."""
 
 _INSERT: Final = "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)"
 
@@ -107,11 +104,8 @@ def prepare(db: sqlite3.Connection) -> None:
     if not new:
         check(db)
     db.execute("BEGIN IMMEDIATE")  # closing the connection rolls it back
-    if new:
-        db.execute(SCHEMA)
-    for sql in history.SCHEMA:
-        if sql not in _tables(db):  # an earlier version's journal has none
-            db.execute(sql)
+    for sql in (SCHEMA, *history.SCHEMA) if new else ():
+        db.execute(sql)
     # A file that can be read and not written is better known now than by the first Allocate.
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION if new else _version(db)}")
     db.execute("COMMIT")
@@ -128,7 +122,7 @@ def check(db: sqlite3.Connection) -> None:
     if verdict != "ok":
         msg = f"it is damaged: {quote(verdict)}"
         raise ValueError(msg)
-    if {*_tables(db), *history.SCHEMA} != {SCHEMA, *history.SCHEMA}:
+    if {*_tables(db)} != {SCHEMA, *history.SCHEMA}:
         msg = "its tables are not those that the plugin makes"
         raise ValueError(msg)
 
@@ -149,10 +143,10 @@ def load(db: sqlite3.Connection) -> Loaded:
             if kind in itself:
                 itself[kind] = _about_itself(kind, key, value)
                 continue
-            if kind in _GONE and version == _LOANS:
-                continue
             if version == _LOANS:
-                kind, value = row_of_schema_3(kind, value)  # noqa: PLW2901  # under present names
+                if kind in GONE:
+                    continue
+                kind = PRESENT_KINDS.get(kind, kind)  # noqa: PLW2901  # under its present name
             parsed, content = _parse(kind, key, value, exactly=version == SCHEMA_VERSION)
         except (ValueError, RecursionError) as error:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")

@@ -7,9 +7,8 @@ clean or programmed, a device has an owner or none, a pod is gone. So do the fir
 hardware and a hand-over: they hold, and go on, only once they are written (`State.commit`).
 """
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fpga_plugin.allocation.journal.records import (
     Allocation,
@@ -18,27 +17,13 @@ from fpga_plugin.allocation.journal.records import (
     Condition,
     Fact,
     Tenancy,
-    TenancyKey,
 )
-from fpga_plugin.ids import DeviceId
-from fpga_plugin.kubernetes.names import ClaimUid
+
+if TYPE_CHECKING:
+    from fpga_plugin.allocation.state import State  # parts a change as it commits it
 
 
-class Known(Protocol):
-    """What holds before the change."""
-
-    allocations: dict[DeviceId, Allocation]
-    claim_owners: dict[ClaimUid, ClaimOwner]
-
-    @property
-    def tenancies(self) -> Mapping[TenancyKey, Tenancy]:
-        """All that are in force."""
-
-    def allocation_of(self, key: TenancyKey) -> Allocation | None:
-        """The allocation of a tenancy; None: it ended, or is not made yet."""
-
-
-def parted(change: Change, known: Known) -> tuple[Change, Change]:
+def parted(change: Change, known: "State") -> tuple[Change, Change]:
     """What of a change takes trust away, and the rest, which gives some."""
     taking, giving = Change(), Change()
     for kind in fields(Change):  # in their order: tenancies and owners come after allocations
@@ -48,7 +33,7 @@ def parted(change: Change, known: Known) -> tuple[Change, Change]:
     return taking, giving
 
 
-def _takes(kind: str, key: Any, value: Any, known: Known, taking: Change) -> bool:
+def _takes(kind: str, key: Any, value: Any, known: "State", taking: Change) -> bool:
     """Whether a row takes trust away; `taking` has the rows before it that do."""
     takes = False  # so a kind that is not named here waits until it is written
     match kind:
@@ -86,7 +71,7 @@ def _allocation(before: Allocation | None, allocation: Allocation) -> bool:
     )
 
 
-def _tenancy(known: Known, taking: Change, tenancy: Tenancy) -> bool:
+def _tenancy(known: "State", taking: Change, tenancy: Tenancy) -> bool:
     """It begins, or its pod may have used the region; that of an allocation belongs to it."""
     key = tenancy.key
     before = known.tenancies.get(key)
@@ -96,7 +81,7 @@ def _tenancy(known: Known, taking: Change, tenancy: Tenancy) -> bool:
     return known.allocation_of(key) is not None or key.allocation in made
 
 
-def _claim_owner(known: Known, taking: Change, owner: ClaimOwner) -> bool:
+def _claim_owner(known: "State", taking: Change, owner: ClaimOwner) -> bool:
     """It is not prepared any more, or kubelet's record shows it with devices that are adopted."""
     if owner.boot or owner.ended:
         return False

@@ -205,7 +205,7 @@ class Owners:
                 f"kubelet's checkpoint names several pods: {', '.join(sorted(holders))}"
             )
         ((pod, entries),) = holders.items()
-        env = {name: nodes for each in entries for name, nodes in granted_nodes(each).items()}
+        env = granted_nodes(entries)
         if allocation is None:
             # Of a card that is not there yet the pod holds nodes, which another card may get.
             ledger.device_plugin.adopt(entries[0].resource, device, pod, env)

@@ -151,8 +151,7 @@ class PodDirectory:
         PodResources knows no uids: a name that it reports is that of the pod which has the devices
         by then.
         """
-        known = self._known.get(uid)
-        self._known[uid] = KnownPod(name) if known is None else replace(known, name=name)
+        self._known[uid] = replace(self._known.get(uid, KnownPod(name)), name=name)
 
     async def name(
         self, identity: Identity, devices: Sequence[DeviceId], same: Callable[[], None]
@@ -242,10 +241,9 @@ class PodDirectory:
         problems = []
         try:
             pod = await self._sources.from_kubelet(uid)
+            return self._told(PodAnswer(pod=pod, source="pods-api", exact=True))
         except NoSourceError as error:
             problems.append(error.message)
-        else:
-            return self._told(PodAnswer(pod=pod, source="pods-api", exact=True))
         try:
             name = self.known(uid) or await self.holder(held)
         except NoSourceError as error:
@@ -253,12 +251,11 @@ class PodDirectory:
         else:
             try:
                 pod = await self._sources.from_api_server(uid, name)
+                return self._told(PodAnswer(pod=pod, source="api-server", exact=False))
             except NoSourceError as error:
                 problems.append(error.message)
                 if uid in self._known and self._known[uid].requests is None:
                     del self._known[uid]  # the name may be another pod's: ask for it again
-            else:
-                return self._told(PodAnswer(pod=pod, source="api-server", exact=False))
         self.answers["none"] += 1
         raise NoSourceError(
             f"kubelet sent no environment, and no source reports the spec of pod {uid}:"

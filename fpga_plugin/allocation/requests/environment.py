@@ -17,12 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fpga_plugin.allocation.requests.parse import (
-    REQUEST_PREFIXES,
-    FpgaRequest,
-    is_request_variable,
-)
-from fpga_plugin.allocation.requests.unknown_variables import is_unknown_variable, requests_in
+from fpga_plugin.allocation.requests.parse import REQUEST_PREFIXES, FpgaRequest
+from fpga_plugin.allocation.requests.unknown_variables import PREFIX, requests_in
 from fpga_plugin.errors import InvalidRequestError, quote
 from fpga_plugin.kubernetes.pod import Container, Pod, Variable
 
@@ -31,16 +27,12 @@ _REFERENCE: Final = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 
-_WRITE_IT_OUT: Final = "write the value itself into the pod's spec"
-
 _LONGEST: Final = 4096
 """Characters of a value. No request variable needs as many, and values made of each other grow
 without bound: ten of ten of ten."""
 
 _LONGEST_ALL: Final = 4 << 20
 """Characters of all values of a container. The kernel starts nothing with as many (execve(2))."""
-
-_LATER: Final = "which kubelet knows only when the container starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +42,8 @@ class ContainerRequests:
     Attributes:
         name: of the container.
         passes_on: a plain init container: others may have its devices after it.
-        env: its FPGA_* request variables.
-        unknown: its FPGA_* variables that mean nothing; only their names count.
-        volatile: a label or annotation is in `env`: these may change while the pod lives.
+        env: its FPGA_* variables, those that mean nothing among them; only names count of these.
+        volatile: a label or annotation is in a request: these may change while the pod lives.
         requests: what they ask for.
         wrong: message, hint and `asked` of the error that its variables are; None: there is none.
     """
@@ -60,7 +51,6 @@ class ContainerRequests:
     name: str
     passes_on: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
     volatile: bool = False
     requests: tuple[FpgaRequest, ...] = ()
     wrong: tuple[str, str, str] | None = None
@@ -103,7 +93,7 @@ def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
         asks = ContainerRequests(container.name)
         try:
             asks = request_variables(pod, container)
-            asks = replace(asks, requests=requests_in({**asks.env, **asks.unknown}))
+            asks = replace(asks, requests=requests_in(asks.env))
         except InvalidRequestError as error:
             asks = replace(asks, wrong=(error.message, error.hint, error.asked))
         lasting = lasting and not asks.volatile
@@ -129,12 +119,12 @@ def request_variables(pod: Pod, container: Container) -> ContainerRequests:
                 " characters together",
                 hint="leave out what makes them so long",
             )
-    requests = {name: value for name, value in values.items() if is_request_variable(name)}
+    requests = {n: value for n, value in values.items() if n.startswith(REQUEST_PREFIXES)}
     for name, value in requests.items():
         if value.unknown:
             raise InvalidRequestError(
                 f"variable {quote(name)} of container {container.name} comes from {value.unknown}",
-                hint=_WRITE_IT_OUT,
+                hint="write the value itself into the pod's spec",
             )
     if not requests and any(_may_hide(prefix) for prefix in container.env_from):
         raise InvalidRequestError(
@@ -144,8 +134,7 @@ def request_variables(pod: Pod, container: Container) -> ContainerRequests:
         )
     return ContainerRequests(
         container.name,
-        env={name: value.text for name, value in requests.items()},
-        unknown={n: value.text for n, value in values.items() if is_unknown_variable(n, "")},
+        env={name: value.text for name, value in values.items() if name.startswith(PREFIX)},
         volatile=any(value.volatile for value in requests.values()),
     )
 
@@ -180,7 +169,8 @@ def _field(pod: Pod, path: str) -> _Value:
     }
     if path in fields:
         return _Value(fields[path])
-    return _Value(unknown=f"field {quote(path)}, {_LATER}")
+    what = f"field {quote(path)}, which kubelet knows only when the container starts"
+    return _Value(unknown=what)
 
 
 def _expand(text: str, so_far: Mapping[str, _Value]) -> _Value:

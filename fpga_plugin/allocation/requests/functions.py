@@ -26,29 +26,19 @@ def assign_functions(
 
     Raises:
         InvalidRequestError: there are requests, and none is for these devices' interface id.
-        RefusedError: one asks for another accelerator, there are more than regions, or a card has
-            another interface id than the resource.
+        RefusedError: one asks for another accelerator, or there are more than regions.
     """
-    for region, present in regions.items():
-        if present != interface_id:
-            raise RefusedError(
-                f"the card of {region} has the interface id {present} by now, and the pod was given"
-                f" a function for {interface_id}",
-                hint="delete the pod",
-            )
     held = [one for one in map(known_resource, resources) if one is not None]
     fitting = [one for one in requests if one.interface_id == interface_id]
     if not fitting:
         elsewhere = {one.interface_id for one in held} - {interface_id}
         return assign([one for one in requests if one.interface_id not in elsewhere], regions)
-    wanted = BitstreamId(afu_id)
-    functions = {one.afu_id for one in held if one.interface_id == interface_id}
-    others = {BitstreamId(one) for one in functions if one is not None}
+    others = {one.afu_id for one in held if one.interface_id == interface_id}
     for request in fitting:
-        if request.file_id not in {wanted, *others}:
+        if AfuId(request.file_id) not in {afu_id, *others}:
             raise RefusedError(
                 f"{request.region_variable} asks for {request.file_id}, but the region holds"
                 f" the function {afu_id}, and a region with a function is not programmed",
                 hint="ask for the resource of that accelerator, or remove the request",
             )
-    return assign([request for request in fitting if request.file_id == wanted], regions)
+    return assign([one for one in fitting if one.file_id == BitstreamId(afu_id)], regions)

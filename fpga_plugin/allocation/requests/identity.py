@@ -5,7 +5,7 @@ Kubelet writes its checkpoint after each admission, before any PreStart of that 
 to kubelet: what it says is a hint where it can be read, and its absence is no error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -54,7 +54,7 @@ class Identity:
         Raises:
             NoSourceError: kubelet's copy cannot be read.
         """
-        return {k: v for entry in self.entries for k, v in granted_nodes(entry).items()}
+        return granted_nodes(self.entries)
 
 
 def identify(
@@ -85,10 +85,10 @@ def identify(
     )
 
 
-def granted_nodes(entry: CheckpointEntry) -> Mapping[str, str]:
-    """The nodes that kubelet hands to the container at each of its starts, by variable.
+def granted_nodes(entries: Iterable[CheckpointEntry]) -> dict[str, str]:
+    """The nodes that kubelet hands to the containers at each of their starts, by variable.
 
-    Empty where the checkpoint does not hold Allocate's answer.
+    None where the checkpoint does not hold Allocate's answer.
     """
-    grant = cached_grant(entry)
-    return {} if grant is None else grant.envs
+    grants = filter(None, map(cached_grant, entries))
+    return {name: nodes for grant in grants for name, nodes in grant.envs.items()}

@@ -10,9 +10,10 @@ values, and messages quote at most 64 characters of them. Numbers are compared a
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from fpga_plugin.errors import MAX_QUOTED, InvalidRequestError, RefusedError, quote
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
@@ -32,7 +33,7 @@ _BITSTREAM: Final = "FPGA_BITSTREAM_ID_"
 _AFU: Final = "FPGA_AFU_"
 _PARAMS: Final = "FPGA_DRIVER_PARAMS_"
 REQUEST_PREFIXES: Final = (_REGION, _BITSTREAM, _AFU, _PARAMS)
-"""What the names of request variables begin with.
+"""What the names of request variables begin with; the rest of such a name may be wrong.
 
 None is the beginning of another, so each variable is of one kind at most.
 """
@@ -106,20 +107,6 @@ class FpgaRequest:
         return _shown(_PARAMS + self.suffix)
 
 
-@dataclass(slots=True)
-class _Variables:
-    """The variables of one suffix, each parsed by itself."""
-
-    region: InterfaceId | None = None
-    named: dict[str, BitstreamId | NamedBitstream] = field(default_factory=dict)
-    settings: DriverSettings = field(default_factory=DriverSettings)
-
-
-def is_request_variable(name: str) -> bool:
-    """Whether a variable is part of a request, by its name; the rest of the name may be wrong."""
-    return name.startswith(REQUEST_PREFIXES)
-
-
 def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
     """All requests of a container's environment, in order of suffix.
 
@@ -136,15 +123,14 @@ def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
         for kind in REQUEST_PREFIXES
         if name.startswith(kind)
     ]
-    variables: dict[str, _Variables] = {}
+    variables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for kind, suffix, value in sorted(found, key=lambda v: (_suffix_order(v[1]), v[0])):
         if not _SUFFIX.fullmatch(suffix):
             raise InvalidRequestError(
                 f"the variable {quote(kind + suffix)} has a wrong name",
                 hint=f"after {kind} write a number or a name of A-Z, a-z, 0-9 and _",
             )
-        of_suffix = variables.setdefault(suffix, _Variables())
-        _parse_value(of_suffix, kind, suffix, value)
+        variables[suffix][kind] = _parse_value(kind, suffix, value)
     return tuple(_pair(suffix, of_suffix) for suffix, of_suffix in variables.items())
 
 
@@ -221,23 +207,22 @@ def _suffix_order(suffix: str) -> tuple[int, int, str, str]:
     return 0, len(digits), digits, suffix
 
 
-def _parse_value(into: _Variables, kind: str, suffix: str, value: str) -> None:
+def _parse_value(kind: str, suffix: str, value: str) -> object:
     variable = _shown(kind + suffix)
     if not value:
         raise InvalidRequestError(f"{variable} is empty", hint="set it, or remove it")
-    asked = hint = ""
     try:
         if kind == _PARAMS:
-            hint = _PARAMS_RULE
-            into.settings = _parse_settings(value)
-        elif kind == _REGION:
-            into.region = parse_interface_id(value)
-        else:
-            asked = value[:MAX_QUOTED]
-            into.named[kind] = _parse_bitstream(value, variable)
+            return _parse_settings(value)
+        if kind == _REGION:
+            return parse_interface_id(value)
+        return _parse_bitstream(value, variable)
     except ValueError as error:
-        message = f"{variable}={quote(value)}: {error}"
-        raise InvalidRequestError(message, hint=hint, asked=asked) from None
+        raise InvalidRequestError(
+            f"{variable}={quote(value)}: {error}",
+            hint=_PARAMS_RULE if kind == _PARAMS else "",
+            asked=value[:MAX_QUOTED] if kind in {_BITSTREAM, _AFU} else "",
+        ) from None
 
 
 def _parse_bitstream(value: str, variable: str) -> BitstreamId | NamedBitstream:
@@ -287,15 +272,15 @@ def _parse_settings(value: str) -> DriverSettings:
     return DriverSettings(clock=found.get("clock"), debug=bool(found.get("debug")))
 
 
-def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
-    """Make one request of a suffix's variables.
+def _pair(suffix: str, values: Mapping[str, Any]) -> FpgaRequest:
+    """Make one request of the parsed values of a suffix's variables, by their kind.
 
     Raises:
         InvalidRequestError: one is missing, or two contradict each other.
     """
     region, bitstream, afu, params = (_shown(kind + suffix) for kind in REQUEST_PREFIXES)
-    named = variables.named
-    if variables.region is None:
+    named = {kind: values[kind] for kind in (_BITSTREAM, _AFU) if kind in values}
+    if _REGION not in values:
         there = bitstream if _BITSTREAM in named else afu if named else params
         raise InvalidRequestError(
             f"{there} is set, but {region} is not",
@@ -313,9 +298,9 @@ def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
         )
     return FpgaRequest(
         suffix=suffix,
-        interface_id=variables.region,
+        interface_id=values[_REGION],
         bitstream_id=named.get(_BITSTREAM) or named[_AFU],
-        settings=variables.settings,
+        settings=values.get(_PARAMS, DriverSettings()),
     )
 
 

@@ -37,13 +37,11 @@ class PodSources:
         self._pods_api: PodsApi | None = None
         self._kubeconfig = kubeconfig
         self._api_server: ApiServer | None = None
-        self._told = BoundedDict[PodUid, None](KEPT_PODS)  # by this kubelet instance
-        self._instances = 0
+        self.new_kubelet()
 
     def new_kubelet(self) -> None:
         """Another kubelet instance, which has told no pod yet."""
-        self._told.clear()
-        self._instances += 1
+        self._told = BoundedDict[PodUid, None](KEPT_PODS)
 
     async def from_kubelet(self, uid: PodUid) -> Pod:
         """The pod, by the Pods API.
@@ -54,12 +52,11 @@ class PodSources:
         """
         if self._pods_socket is None:
             raise PodSourceError("kubelet's Pods API is switched off")
-        instances = self._instances
+        told = self._told  # by the instance that is asked
         if self._pods_api is None:
             self._pods_api = await asyncio.to_thread(_pods_api, self._pods_socket)
         pod = await self._pods_api.get(uid)
-        if instances == self._instances:
-            self._told[uid] = None
+        told[uid] = None
         return pod
 
     async def from_api_server(self, uid: PodUid, name: PodName) -> Pod:

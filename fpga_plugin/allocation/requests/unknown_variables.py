@@ -12,7 +12,6 @@ from typing import Final
 from fpga_plugin.allocation.requests.parse import (
     REQUEST_PREFIXES,
     FpgaRequest,
-    is_request_variable,
     parse_requests,
 )
 from fpga_plugin.errors import MAX_QUOTED, InvalidRequestError, quote
@@ -20,9 +19,12 @@ from fpga_plugin.settings.service_links import is_service_link
 
 PREFIX: Final = "FPGA_"
 
-KNOWN_PREFIXES: Final = ("FPGA_DEVICE", "FPGA_FUNCTIONS", "FPGA_REQUEST", "FPGA_PLUGIN_")
-"""What other names with a meaning begin with: what Allocate answers, what DRA adds, the plugin's
-own settings."""
+KNOWN_PREFIXES: Final = (
+    *REQUEST_PREFIXES,
+    *("FPGA_DEVICE", "FPGA_FUNCTIONS", "FPGA_REQUEST", "FPGA_PLUGIN_"),
+)
+"""What names with a meaning begin with: requests, what Allocate answers, what DRA adds, the
+plugin's own settings."""
 
 _MAX_TOLD: Final = 8
 """Unknown variables of a container that are named."""
@@ -47,22 +49,18 @@ class UnknownVariable:
         return f"{self.name} (did you mean {self.meant}?)" if self.meant else self.name
 
 
-def is_unknown_variable(name: str, value: str) -> bool:
-    """Whether it begins as the plugin's variables do and is none of them."""
-    return (
-        name.startswith(PREFIX)
-        and not is_request_variable(name)
-        and not name.startswith(KNOWN_PREFIXES)
-        and not is_service_link(name, value, prefix=PREFIX)
-    )
-
-
 def unknown_variables(env: Mapping[str, str]) -> tuple[tuple[UnknownVariable, ...], int]:
     """The first few of a container's variables that mean nothing, in order; and how many there are.
 
     `env`: all its variables, or those that begin with FPGA_.
     """
-    names = sorted(name for name, value in env.items() if is_unknown_variable(name, value))
+    names = sorted(
+        name
+        for name, value in env.items()
+        if name.startswith(PREFIX)
+        and not name.startswith(KNOWN_PREFIXES)
+        and not is_service_link(name, value, prefix=PREFIX)
+    )
     first = (UnknownVariable(quote(name), _meant(name)) for name in names[:_MAX_TOLD])
     return tuple(first), len(names)
 

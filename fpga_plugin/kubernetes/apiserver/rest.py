@@ -76,6 +76,11 @@ class ApiServerError(NoSourceError):
         self.code, self.reason, self.retry_after, self.said = code, reason, retry_after, said
 
     @property
+    def not_found(self) -> bool:
+        """Whether the API server itself says that there is none; a proxy's 404 has no reason."""
+        return self.code == 404 and self.reason == "NotFound"  # noqa: PLR2004  # HTTP's number
+
+    @property
     def gone(self) -> bool:
         """Whether the resource version that was named is no longer kept: list again."""
         return self.code == 410 or self.reason in {"Expired", "Gone"}  # noqa: PLR2004  # HTTP's number

@@ -8,12 +8,17 @@ would be worked on at once, and the end of the old one might end the new one.
 import os
 import socket
 import stat
+from typing import TYPE_CHECKING
 
 from grpclib.const import Status
 
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.file_identity import instance_of
+from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import SUN_PATH, listen_on
+
+if TYPE_CHECKING:
+    from grpclib._typing import IServable
 
 REGISTRY = "plugins_registry"
 """Below kubelet's root (pkg/kubelet/config/defaults.go, DefaultKubeletPluginsRegistrationDirName).
@@ -70,6 +75,44 @@ def remove_own(path: str, identity: str) -> None:
             os.unlink(path)
     except OSError:
         pass  # somebody else did it, or it cannot be removed: the next process does
+
+
+class FixedSocket:
+    """Serves under a fixed name, from binding to its end.
+
+    Args:
+        path: of the socket.
+        service: what is served there.
+    """
+
+    def __init__(self, path: str, service: "IServable") -> None:
+        self.path = path
+        self._service = service
+        self._server: ClosingServer | None = None
+        self._identity = ""
+
+    async def start(self) -> None:
+        """Bind and serve; kubelet comes when it looks.
+
+        Raises:
+            SocketError: no socket can be made.
+        """
+        listener, self._identity = listen_at(self.path)
+        try:
+            server = ClosingServer([self._service])
+            await server.serve(listener)
+        except BaseException:
+            listener.close()
+            remove_own(self.path, self._identity)
+            raise
+        self._server = server
+
+    async def stop(self) -> None:
+        """Remove the socket, and end the calls; does nothing twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            remove_own(self.path, self._identity)
+            await server.close_all()
 
 
 def _remove_socket(path: str) -> None:

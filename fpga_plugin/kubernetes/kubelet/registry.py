@@ -16,8 +16,7 @@ from grpclib.const import Handler
 
 from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.kubernetes.grpc.fixed_socket import SocketError, listen_at, remove_own
-from fpga_plugin.kubernetes.grpc.server import ClosingServer
+from fpga_plugin.kubernetes.grpc.fixed_socket import FixedSocket, SocketError
 from fpga_plugin.kubernetes.grpc.unary import unary
 from fpga_plugin.kubernetes.messages.pluginregistration import (
     InfoRequest,
@@ -46,8 +45,8 @@ class Info:
     versions: tuple[str, ...]
 
 
-class RegistrySocket:
-    """One socket in the directory, from binding to its end.
+class RegistrySocket(FixedSocket):
+    """One socket in the directory; where it goes, kubelet deregisters the plugin.
 
     Args:
         path: of the socket; kubelet passes over names that begin with a dot.
@@ -56,33 +55,7 @@ class RegistrySocket:
     """
 
     def __init__(self, path: str, info: Info, told: Callable[[str], None]) -> None:
-        self.path = path
-        self._service = _Registration(info, told)
-        self._server: ClosingServer | None = None
-        self._identity = ""
-
-    async def start(self) -> None:
-        """Bind and serve; kubelet comes when it looks.
-
-        Raises:
-            SocketError: no socket can be made.
-        """
-        listener, self._identity = listen_at(self.path)
-        try:
-            server = ClosingServer([self._service])
-            await server.serve(listener)
-        except BaseException:
-            listener.close()
-            remove_own(self.path, self._identity)
-            raise
-        self._server = server
-
-    async def stop(self) -> None:
-        """Remove the socket, so that kubelet deregisters the plugin; does nothing twice."""
-        server, self._server = self._server, None
-        if server is not None:
-            remove_own(self.path, self._identity)
-            await server.close_all()
+        super().__init__(path, _Registration(info, told))
 
 
 class Reoffer:

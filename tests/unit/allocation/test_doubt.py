@@ -91,6 +91,16 @@ def test_a_container_of_any_allocation_may_have_started_and_every_tenancy_be_use
     )
 
 
+def test_a_pod_that_left_an_allocation_in_force_has_left_it_in_doubt_too() -> None:
+    """Kubelet's word was written: only the pod's processes count."""
+    told = Change(
+        allocations={device(CARD, 0): allocation(device(CARD, 0))},
+        tenancies=by_key(tenancy(R0, 1, FORMER, left=True)),
+    )
+    found = doubted(told, "so")
+    assert found.tenancies == by_key(tenancy(R0, 1, FORMER, used=True, left=True))
+
+
 def test_a_card_that_is_claimed_in_both_ways_loses_these_allocations_and_no_tenancy() -> None:
     """Invariant 1. Allocations of other cards take nothing from anybody: they stay."""
     both = {

@@ -386,3 +386,51 @@ def test_only_what_has_ended_is_forgotten():
     ledger.dra.forget_claim(A)
     ledger.dra.forget_claim(B)
     assert set(ledger.claim_owners) == {A}, "its devices are its own"
+
+
+def test_a_claim_is_not_adopted_over_a_pod_of_the_device_plugin():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    ledger.device_plugin.allocate(REGIONS, [device(card, 0)])
+    ledger.device_plugin.bind_pod([device(card, 0)], POD)
+    with pytest.raises(DeviceOwnedError, match="a pod of the device plugin"):
+        ledger.dra.adopt_claim(owner(A, device(card, 0)), [LATER])
+    assert ledger.pods_of([device(card, 0)]) == {POD}
+
+
+def test_who_joins_an_adopted_claim_may_have_used_it():
+    """Whether it was prepared is not known."""
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    ledger.dra.adopt_claim(owner(A, device(card, 0)), [POD])
+    ledger.dra.join(A, [LATER])
+    assert {one.pod for one in ledger.tenancies.values() if one.used} == {POD, LATER}
+
+
+def test_who_joins_again_stays_as_it_is():
+    card = make_card()
+    ledger, journal = make_ledger(card)
+    prepare(ledger, card, 0)
+    writes = journal.writes
+    ledger.dra.join(A, [POD])
+    assert journal.writes == writes
+
+
+def test_who_comes_back_to_a_claim_that_was_never_prepared_used_nothing():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    ledger.dra.take(owner(A, device(card, 0)), [POD])
+    ledger.dra.part(A, [])
+    ledger.dra.join(A, [POD])
+    (one,) = ledger.tenancies.values()
+    assert (one.used, one.left) == (False, False)
+
+
+def test_who_parted_does_not_part_again():
+    card = make_card()
+    ledger, journal = make_ledger(card)
+    prepare(ledger, card, 0)
+    ledger.dra.part(A, [])
+    writes = journal.writes
+    ledger.dra.part(A, [])
+    assert journal.writes == writes

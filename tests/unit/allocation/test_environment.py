@@ -116,7 +116,7 @@ def test_a_value_is_what_kubelet_makes_of_it(variables, expected):
     assert not found.volatile
 
 
-def test_only_request_variables_are_kept():
+def test_only_variables_that_begin_as_the_plugins_are_kept():
     found = env_of(
         ("PASSWORD", "hunter2"),
         (AFU, "a"),
@@ -125,7 +125,12 @@ def test_only_request_variables_are_kept():
         ("FPGA_DEVICE_0000_10_00_0_P0", "/dev/dfl-port.7"),
         ("fpga_region_1", "d"),
     )
-    assert found.env == {AFU: "a", "FPGA_BITSTREAM_ID_x": "b", "FPGA_DRIVER_PARAMS_1": "c"}
+    assert found.env == {
+        AFU: "a",
+        "FPGA_BITSTREAM_ID_x": "b",
+        "FPGA_DRIVER_PARAMS_1": "c",
+        "FPGA_DEVICE_0000_10_00_0_P0": "/dev/dfl-port.7",
+    }
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ def test_unknown_values_in_other_variables_do_not_matter():
     found = env_of(
         ("A", secret_key("s", "k")), ("B", "$(A)$(C)"), ("FPGA_OTHER", "$(B)"), (REGION, "x")
     )
-    assert found.env == {REGION: "x"}
+    assert found.env == {"FPGA_OTHER": "", REGION: "x"}
 
 
 @pytest.mark.parametrize("reference", ["$(UNDEFINED)", "$(FPGA_REGION_1)", "$(A$(B)", "$()"])

@@ -4,7 +4,7 @@ import errno
 from dataclasses import replace
 
 import pytest
-from doubles.cards import REGIONS, WHOLE, device, make_card
+from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.dfl import FakeKernel, served
 from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopened, scrub, shown
 
@@ -114,11 +114,12 @@ def owner(uid: str, *devices) -> ClaimOwner:
 
 def tainted(ledger, form=Form(taints=True)):  # noqa: B008  # it is frozen
     """Devices that ResourceSlices show, and whether this keeps them from claims."""
-    slices = DesiredDevices(ledger, advertise=Advertise.BOTH)(form)
+    slices = DesiredDevices(ledger, driver=PREFIX, advertise=Advertise.BOTH)(form)
     return {
-        parse_device_name(one.name): "exposed" in {taint.key for taint in one.taints}
+        parse_device_name(one["name"]): f"{PREFIX}/exposed"
+        in {taint["key"] for taint in one.get("taints", ())}
         for part in slices
-        for one in part.devices
+        for one in part.get("devices", ())
     }
 
 

@@ -30,8 +30,8 @@ def asked(afu: str, interface: InterfaceId = IFACE, n: str = "1") -> FpgaRequest
     return FpgaRequest(suffix=n, interface_id=interface, bitstream_id=BitstreamId(afu))
 
 
-def assign(*requests: FpgaRequest, also: tuple[ResourceName, ...] = (), on=IFACE):
-    return assign_functions(requests, {P0: on, P1: on}, IFACE, AFU, (name(AFU), *also))
+def assign(*requests: FpgaRequest, also: tuple[ResourceName, ...] = ()):
+    return assign_functions(requests, {P0: IFACE, P1: IFACE}, IFACE, AFU, (name(AFU), *also))
 
 
 def test_without_requests_every_region_is_handed_over():
@@ -66,11 +66,6 @@ def test_what_the_containers_other_functions_satisfy_is_none_of_this_calls_busin
     assert assign(elsewhere, also=(name(AFU2, OTHER),)) == {P0: None, P1: None}
     with pytest.raises(InvalidRequestError, match=f"interface id {OTHER}, but"):
         assign(elsewhere)
-
-
-def test_a_card_that_has_another_static_part_by_now_is_refused():
-    with pytest.raises(RefusedError, match=f"has the interface id {OTHER} by now"):
-        assign(on=OTHER)
 
 
 def test_the_policy_is_asked_about_the_function_whatever_is_requested():

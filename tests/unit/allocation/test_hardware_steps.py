@@ -12,6 +12,8 @@ from ledger_support import MemoryJournal, found, make_ledger, scrub
 from fpga_plugin.allocation.journal.records import Change, Condition, RegionRecord
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import DeviceId, RegionId
 
 CARD = make_card(1)
@@ -301,3 +303,39 @@ def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() 
     ledger.hardware.card_found(card, {R0: BLANK, R1: BLANK}, BLANK)
     assert card.id not in ledger.memory_clear_pending
     assert card.id in ledger.unreconciled
+
+
+def _regions(card: Card, **changed: object) -> Card:
+    """The card, with its first region changed."""
+    first, *others = card.regions
+    return replace(card, regions=(replace(first, **changed), *others))
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "went"), [({"handle": 7}, {R0}), ({"grant": Grant(("/dev/dfl-port.9",))}, None)]
+)
+def test_a_region_with_another_node_is_another_one_unless_its_card_is_reset_as_a_whole(
+    changed: dict[str, object], went: set[RegionId] | None, *, resets: bool
+) -> None:
+    """Such a card's node may have another number after its reset; its handle stays."""
+    card = replace(CARD, resets=resets)
+    ledger, _ = make_ledger(card)
+    found_again = ledger.hardware.card_found(
+        _regions(card, **changed), {R0: BLANK, R1: BLANK}, BLANK
+    )
+    assert found_again == (went if went is not None else set() if resets else {R0})
+
+
+def test_a_journal_that_served_last_names_every_owner_of_the_regions_that_it_knows() -> None:
+    _, journal = make_ledger(CARD)
+    for owners_known in (True, False):
+        ledger = Ledger(
+            prefix=PREFIX,
+            journal=journal,
+            snapshot=journal.snapshot,
+            boot_id="boot",
+            owners_known=owners_known,
+        )
+        ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK)
+        assert (CARD.id in ledger.unreconciled) is not owners_known

@@ -224,18 +224,6 @@ def execute(path, *statements):
             db.execute(statement)
 
 
-def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
-    scene.ledger.device_plugin.allocate(REGIONS, [P0])
-    journal.close()
-    execute(journal.path, "DROP TABLE history")
-    again = Journal(journal.path)
-    assert again.set_aside is None
-    assert set(again.snapshot.allocations) == {P0}
-    again.remember([Entry(R0, HistoryKind.CLAIMED, HistoryEvent(at=1.0))])
-    assert len(list(latest(again.path))) == 1
-    again.close()
-
-
 @pytest.mark.parametrize(
     "row",
     [

@@ -20,6 +20,7 @@ from ledger_support import ProcessDiedError, found, remembered, scrub, start
 from fpga_plugin.allocation.journal import rows
 from fpga_plugin.allocation.journal.history import Entry, HistoryEvent, HistoryKind
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
+from fpga_plugin.allocation.journal.marker import Marker
 from fpga_plugin.allocation.journal.peek import peek
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
@@ -608,16 +609,6 @@ def test_nobody_else_reads_a_journal_or_its_log(tmp_path) -> None:
     assert set(found.values()) == {0o600}
 
 
-def test_a_journal_of_an_earlier_version_is_closed_to_others(tmp_path) -> None:
-    path = str(tmp_path / "journal.sqlite3")
-    Journal(path).write(Change(drained={CARD.id: True}))  # not closed, as after a crash: with a log
-    (tmp_path / "journal.sqlite3.unreadable").touch()
-    for file in tmp_path.iterdir():
-        file.chmod(0o644)
-    assert CARD.id in Journal(path).snapshot.drained
-    assert set(modes(tmp_path).values()) == {0o600}
-
-
 def test_a_journal_that_is_set_aside_or_put_back_is_closed_to_others_too(tmp_path) -> None:
     path = tmp_path / "journal.sqlite3"
     journal = Journal(str(path))
@@ -1114,6 +1105,81 @@ def test_who_only_looks_sees_all_of_it_or_is_told(path: str, damage: str, why: s
     with pytest.raises(JournalError, match=f"cannot be read: {why}"):
         peek(os.path.dirname(path))
     assert not os.path.exists(f"{path}.unreadable")
+
+
+def test_who_only_looks_at_tables_that_no_plugin_made_is_told(path: str) -> None:
+    """A trigger may have written anything."""
+    lived(path)
+    run(path, "CREATE TRIGGER t AFTER INSERT ON journal BEGIN DELETE FROM journal; END")
+    with pytest.raises(JournalError, match="its tables are not those"):
+        peek(os.path.dirname(path))
+
+
+def test_a_journal_without_one_row_that_makes_sense_is_kept_beside(path: str) -> None:
+    Journal(path).close()
+    run(path, "DELETE FROM journal", row("drained", "nonsense", "true"))
+    journal = Journal(path)
+    assert journal.left_out
+    assert journal.set_aside == f"{path}.unreadable"
+    assert os.path.exists(journal.set_aside)
+    journal.close()
+
+
+def test_a_journal_of_an_earlier_form_is_doubted_once(path: str) -> None:
+    lived(path)
+    run(path, f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+    reopened = Journal(path)
+    assert "another version of the plugin wrote it" in reopened.doubt
+    reopened.close()
+    assert Journal(path).doubt == ""
+
+
+def test_the_marker_lies_where_it_is_said_to(path: str, tmp_path) -> None:
+    """Beside the journal it would travel with the state directory."""
+    os.mkdir(elsewhere := str(tmp_path / "elsewhere"))
+    Journal(path, Marker(f"{elsewhere}/marker")).close()
+    assert os.path.exists(f"{elsewhere}/marker")
+    assert not os.path.exists(f"{tmp_path}/marker")
+
+
+def told_of_claims(path: str, change: Change) -> bool:
+    """Whether the marker says that ResourceClaims may have devices, after a start with this."""
+    journal = Journal(path)
+    journal.write(change)
+    journal.close()
+    Journal(path).close()
+    last = Marker(os.path.join(os.path.dirname(path), "marker")).last
+    assert last is not None
+    return last.claims
+
+
+def test_the_marker_says_whether_resourceclaims_may_have_devices(path: str) -> None:
+    claim = ClaimOwner(
+        ClaimUid("claim-a"), "n", "c", devices=(P0,), requests={P0: ("fpga",)}, driver=PREFIX
+    )
+    assert not told_of_claims(path, Change())
+    assert told_of_claims(path, Change(claim_owners={claim.uid: claim}))
+    assert not told_of_claims(path, Change(claim_owners={claim.uid: None}))
+    assert told_of_claims(path, Change(facts={Fact.RESOURCE_CLAIMS: "the journal was lost"}))
+    assert not told_of_claims(path, Change(facts={Fact.RESOURCE_CLAIMS: ""}))
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_lost_journal_has_the_claims_that_the_marker_tells_of(path: str, *, claims: bool) -> None:
+    if claims:
+        told_of_claims(path, Change(facts={Fact.RESOURCE_CLAIMS: "the journal was lost"}))
+    else:
+        Journal(path).close()
+    os.unlink(path)
+    Journal(path).close()
+    last = Marker(os.path.join(os.path.dirname(path), "marker")).last
+    assert last is not None
+    assert last.claims is claims
+
+
+def test_a_sound_journal_is_believed_although_the_marker_told_of_claims(path: str) -> None:
+    told_of_claims(path, Change(facts={Fact.RESOURCE_CLAIMS: "the journal was lost"}))
+    assert not told_of_claims(path, Change(facts={Fact.RESOURCE_CLAIMS: ""}))
 
 
 # ------------------------------------------------------------------ a new journal

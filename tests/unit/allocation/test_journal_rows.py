@@ -222,6 +222,17 @@ def test_of_another_version_is_read_what_this_one_understands(
     assert loaded.version == version
 
 
+def test_a_key_that_no_plugin_writes_so_is_none(db: sqlite3.Connection) -> None:
+    """A second row for one tenancy would win, or lose, by chance."""
+    key = f'{{"region":"{P0}","allocation":7,"pod":"pod-b"}}'
+    value = f'{{"key":{key},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,"cgroups":[]}}'
+    rows.prepare(db)
+    db.execute("INSERT INTO journal VALUES ('tenancies', ?, ?)", (key, value))
+    assert len(rows.load(db).snapshot.tenancies) == 1
+    db.execute("UPDATE journal SET key = ?", (key.replace(",", ", "),))
+    assert [told.split()[0] for told in rows.load(db).left_out] == ["tenancies"]
+
+
 def test_what_is_told_of_a_row_is_one_line_of_plain_text(db: sqlite3.Connection) -> None:
     """Invariant 11: a journal may say anything; it is read by people, in a log."""
     kind = "a\n\x1b[31m\u00e9" + 300 * "k"

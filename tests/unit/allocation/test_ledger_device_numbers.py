@@ -189,3 +189,29 @@ def test_a_tenancys_numbers_outlive_the_plugin() -> None:
     assert only(after).numbers == ("240:0",)
     found(after, renumbered({"/dev/dfl-port.2": "240:0"}))
     assert after.strangers(R2)
+
+
+def test_each_node_of_a_tenancy_adds_its_number() -> None:
+    card = make_card(1, nodes=((0, 1),))
+    ledger, _ = make_ledger(card)
+    own(ledger, device(card, 0))
+    numbers = {"/dev/dfl-port.0": "240:0", "/dev/dfl-port.1": "240:1"}
+    ledger.hardware.numbered({card.regions[0].id: numbers})
+    assert only(ledger).numbers == ("240:0", "240:1")
+
+
+def test_numbers_that_nobody_has_are_shown_all_the_same() -> None:
+    """A list may differ by them: another region's pod may have one."""
+    ledger, _ = make_ledger(make_card(1))
+    shown_again: list[object] = []
+    ledger.subscribe(shown_again.append)
+    ledger.hardware.numbered({R0.id: R0.numbers})
+    assert CARD.id in shown_again
+
+
+def test_numbers_that_are_known_are_not_written_again() -> None:
+    ledger, journal = make_ledger(CARD)
+    own(ledger, P0)
+    writes = journal.writes
+    found(ledger, CARD)
+    assert journal.writes == writes

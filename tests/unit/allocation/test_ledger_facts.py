@@ -162,9 +162,6 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
         prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", aliases=True
     )
     assert ledger.alias_bindings == {mine: meaning}
-    renamed = ledger.renamed
-    ledger.commit(Change(alias_bindings={mine: replace(meaning, current=False)}))
-    assert ledger.renamed > renamed, "the lists are made again"
 
 
 # ------------------------------------------------------------------ who hears of it
@@ -268,12 +265,12 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
     grants = {region.id: region.grant for region in CARD.regions}
     whole = Allocation(DeviceId(CARD.id), WHOLE, grants)
     ledger.obstacles.check_grants(whole)
-    with pytest.raises(RefusedError, match="other regions"):
+    with pytest.raises(RefusedError, match=f"{R1} was not there"):
         ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R0]}))
     with pytest.raises(RefusedError, match="device numbering changed"):
         ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R1], R1: grants[R1]}))
     with pytest.raises(RefusedError, match="gone now"):
-        ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R0], R2: grants[R1]}))
+        ledger.obstacles.check_grants(replace(whole, grants={**grants, R2: grants[R1]}))
     ledger.commit(tenancy(R2, POD, *grants[R1].nodes, left=False))
     with pytest.raises(RefusedError, match="is also open to the pod"):
         ledger.obstacles.check_grants(whole)

@@ -553,7 +553,11 @@ class Life(RuleBasedStateMachine):
         boards = list(self.rack.boards.values())
         board = boards[index % len(boards)]
         actions = self.plugin.actions
-        function = {"drain": actions.drain, "undrain": actions.undrain, "retry": actions.retry}
+        function = {
+            "drain": actions.drain,
+            "undrain": functools.partial(actions.drain, drained=False),
+            "retry": actions.retry,
+        }
         task = self.plugin.begin(function[operation](board.card.id))
         task.add_done_callback(functools.partial(self.answered_operator, board, life=self.plugin))
         self.plugin.loop.settle()

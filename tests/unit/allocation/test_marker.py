@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.allocation.journal.marker import Marker, Served
 
-NOW = Served("dra", "fpga.intel.com", "/var/run/cdi", "/var/lib/fpga-plugin")
+NOW = Served("dra", "/var/lib/fpga-plugin")
 
 
 def marked(path: str, count: int = 0) -> Marker:
@@ -35,7 +35,7 @@ def test_the_next_life_finds_what_served_last_and_how_far_it_came(path: str) -> 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-NOW_NAMES = (NOW.api, NOW.prefix, NOW.cdi_dir, NOW.state_dir)
+NOW_NAMES = (NOW.api, NOW.state_dir)
 
 
 def test_until_a_life_begins_it_says_what_the_last_one_was(path: str) -> None:

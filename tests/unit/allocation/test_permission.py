@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,13 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
 from ledger_support import make_ledger, reopened
-from test_dra_steps import A, prepare
+from test_dra_steps import A, owner, prepare
 
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.allocation.requests.parse import FpgaRequest
-from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
+from fpga_plugin.dra.claim import ResourceClaim
 from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.errors import (
     NoSourceError,
@@ -99,12 +100,11 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
     ledger = reopened(journal, now, boot_id="the card was flashed, and the node booted")
     assert ledger.naming.device_resource(P0) == REGIONS
     life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
-    ref = ClaimRef(A, "team-b", "c")
-    allocation = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
+    allocation = ResourceClaim(replace(owner(A, P0), namespace="team-b"))
 
     def check(interface_id) -> None:
         wish = FpgaRequest(suffix="", interface_id=interface_id, bitstream_id=BitstreamId(AFU))
-        asyncio.run(ClaimLifecycle._check_policy(life, ref, allocation, {RegionId(P0): wish}))
+        asyncio.run(ClaimLifecycle._check_policy(life, allocation, {RegionId(P0): wish}))
 
     with pytest.raises(NotPermittedError, match="namespace team-b may not have"):
         check(OTHER_INTERFACE)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from unittest.mock import Mock
 
 from doubles.kubelet import Kubelet
 
@@ -51,7 +52,12 @@ def told(
 ) -> list[Event]:
     async def main() -> list[Event]:
         sink = Sink()
-        recorder = EventRecorder(sink, node_name=node, pods=directory(kubelet))  # type: ignore[arg-type]
+        recorder = EventRecorder(
+            sink,  # type: ignore[arg-type]
+            node_name=node,
+            pods=directory(kubelet),
+            observer=Mock(),
+        )
         await story(recorder)
         while recorder._lookups:
             await asyncio.wait(recorder._lookups)
@@ -171,7 +177,7 @@ def test_the_node_hears_of_its_cards() -> None:
 def test_where_events_are_off_nothing_is_asked() -> None:
     async def main() -> None:
         kubelet = Kubelet("/nowhere", ("compress", DEVICES[0]))
-        recorder = EventRecorder(None, node_name="node-1", pods=directory(kubelet))
+        recorder = EventRecorder(None, node_name="node-1", pods=directory(kubelet), observer=Mock())
         recorder.refused(UNNAMED, DEVICES, REFUSAL)
         recorder.card_failed(CARD, "gone")
         await recorder.close()

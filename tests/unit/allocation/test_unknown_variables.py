@@ -132,5 +132,5 @@ def test_those_of_a_pods_spec_are_known_and_change_nothing_else():
         return found
 
     misspelt = asks("FPGA_REGON_1", "PATH")
-    assert dict(misspelt.unknown) == {"FPGA_REGON_1": "x"}
+    assert dict(misspelt.env) == {"FPGA_REGON_1": "x"}
     assert misspelt.same(asks("PATH")), "which of them starts makes no difference"

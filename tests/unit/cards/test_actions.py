@@ -270,7 +270,7 @@ def test_a_card_that_is_drained_is_so_for_the_next_life_too_and_until_its_end(
     drain(scene, drained=False)
     assert done(scene, lambda actions: actions.drain(card(scene))).drained
     assert scene.journal.snapshot.drained == {card(scene): True}
-    assert not done(scene, lambda actions: actions.undrain(card(scene))).drained
+    assert not done(scene, lambda actions: actions.drain(card(scene), drained=False)).drained
     assert not scene.journal.snapshot.drained
 
 

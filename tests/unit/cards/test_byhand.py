@@ -57,7 +57,7 @@ def prepared(scene: Scene) -> Scene:
 
 
 def programmer(scene: Scene) -> HandProgrammer:
-    return HandProgrammer(scene.operations, scene.images, scene.plugin.queue)  # type: ignore[arg-type]
+    return HandProgrammer(scene.operations, scene.images)  # type: ignore[arg-type]
 
 
 def drain(scene: Scene, *, drained: bool = True) -> None:

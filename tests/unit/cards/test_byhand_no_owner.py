@@ -97,7 +97,7 @@ def test_a_name_that_cannot_be_looked_up_is_refused_for_that_reason(error: FpgaP
 
     async def program(bitstream: str) -> None:
         operations = SimpleNamespace(ledger=make_ledger(CARD)[0])
-        programmer: Any = HandProgrammer(operations, Store(), None)  # type: ignore[arg-type]
+        programmer: Any = HandProgrammer(operations, Store())  # type: ignore[arg-type]
         await programmer.program("n", card=CARD.id, region="0", bitstream=bitstream)
 
     with pytest.raises(type(error), match=error.message):

@@ -10,6 +10,7 @@ from test_debug_holds import CARD, P0, P1, POD, R0, kept, started
 from test_debugging import debugging, look, pod, ran, wish
 
 from fpga_plugin.allocation import debug_holds
+from fpga_plugin.allocation.queue import Outcome
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards import debugging as debugging_module
 from fpga_plugin.cards.debugging import DECIDE_SECONDS
@@ -183,9 +184,9 @@ def test_a_region_that_is_no_longer_kept_is_looked_at_by_who_scrubs():
     looked = []
 
     class Worker:
-        def has_work(self, card):
+        async def work(self, card):
             looked.append(card)
-            return False
+            return Outcome.NOTHING
 
     made._queue.start(Worker())
     made._queue.sync()

@@ -14,7 +14,6 @@ from doubles.journal import NoJournal
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.directory import PodDirectory
@@ -25,7 +24,6 @@ from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
 from fpga_plugin.observability import metrics
@@ -70,7 +68,10 @@ class Node:
             cards=CardSelection(),
             interval=0.0,
             recorder=EventRecorder(
-                None, node_name=None, pods=PodDirectory(kubelet_dir="/nowhere", prefix="x")
+                None,
+                node_name=None,
+                pods=PodDirectory(kubelet_dir="/nowhere", prefix="x"),
+                observer=None,
             ),
             reads=CardReads(),
         )
@@ -94,6 +95,7 @@ def node(tmp_path):
 def told(node, *steps):
     async def story():
         await node.inventory.scan()
+        node.looked_closely.clear()
         for step in steps:
             step()
             await node.inventory.check_all()
@@ -164,6 +166,7 @@ def test_a_journal_that_cannot_be_written_ends_no_look(node):
 def test_a_card_at_work_is_looked_at_when_the_work_is_done(node):
     async def story():
         await node.inventory.scan()
+        node.looked_closely.clear()
         node.fault("thermal")
         async with node.workers.lock("0000-10-00.0"):
             checking = asyncio.create_task(node.inventory.check_all())
@@ -181,26 +184,6 @@ def test_a_card_whose_port_errors_are_to_be_logged_is_looked_at_closely(node):
     assert node.looked_closely == ["0000-10-00.0"]
 
 
-def test_a_scan_of_all_that_meets_a_pr_does_not_call_the_port_poisoned(node):
-    """Events were lost; between the scan's look at the lock and at the port a PR began."""
-    seen = []
-
-    async def story():
-        await node.inventory.scan()
-        health = node.backend.health
-        busy = [CardHealth({REGION: Fault(FaultKind.POISONED, "poisoned: held in reset")})]
-        node.backend.health = lambda card: busy.pop() if busy and busy_card(card) else health(card)
-        node.ledger.subscribe(lambda _: seen.append(dict(node.ledger.failing)))
-        await node.inventory.scan()
-        seen.append(dict(node.ledger.failing))
-        await asyncio.sleep(0)
-        await node.inventory.close()
-
-    asyncio.run(story())
-    assert not any(seen)
-    assert node.looked_closely == [card_of(REGION)]
-
-
 def test_a_degraded_card_is_counted_and_loses_nothing(node):
     def throttles():
         health = node.backend.health
@@ -211,10 +194,6 @@ def test_a_degraded_card_is_counted_and_loses_nothing(node):
     (degraded,) = [value for name, _, value in metrics._OF_A_CARD if name == "card_degraded"]
     assert {degraded(plugin, {"card": card}) for card in node.ledger.cards} == {2}
     assert not node.ledger.failing
-
-
-def busy_card(card):
-    return card.id == card_of(REGION)
 
 
 @contextlib.contextmanager
@@ -248,7 +227,10 @@ def test_a_card_that_does_not_answer_is_out_of_service_and_the_others_are_looked
             node.fault("thermal")
             for _ in range(4):
                 await node.inventory.check_all()
-            assert threading.active_count() <= before + 2  # and one of asyncio's own
+            # One of asyncio's own, too; and those that have just ended are counted for a moment.
+            async with asyncio.timeout(LIMIT):
+                while threading.active_count() > before + 2:  # noqa: ASYNC110  # it has no event
+                    await asyncio.sleep(0.01)
             failing = node.ledger.failing
             assert "thermal" in failing[REGION].message
             assert {r for r, fault in failing.items() if fault.message == reads.SILENT} == {

@@ -411,7 +411,6 @@ def test_a_region_whose_node_a_living_pod_was_given_for_another_is_not_opened(ma
     deallocate(scene, pod, ends=False)  # by force: it runs on
     settle(scene)
     assert not opened.called
-    assert scene.plugin.scrubber.has_work(card_of(one)), "its end is looked for"
     pod.running = False
     settle(scene)
     assert {scene.condition(one), scene.condition(other)} == {Condition.BLANK}

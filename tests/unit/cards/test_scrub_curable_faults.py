@@ -58,7 +58,7 @@ def leave(scene: Scene, pod: Pod) -> None:
 
 def retry(scene: Scene) -> None:
     plugin = scene.plugin
-    actions = CardActions(plugin.operations, plugin.recovery, plugin.hardware, plugin.queue)
+    actions = CardActions(plugin.operations, plugin.recovery, plugin.hardware)
     task = plugin.begin(actions.retry(card(scene)))
     plugin.work()
     task.result()

@@ -463,7 +463,9 @@ def test_an_allocation_ends_under_its_own_resource_alone_and_its_card_is_looked_
     release(ledger, queue, ResourceName(WHOLE), [world.r0, "unknown"])  # type: ignore[arg-type]
     assert world.r0 in ledger.allocations
     assert added == []
-    release(ledger, queue, ResourceName(REGIONS), [world.r0, world.r0])  # type: ignore[arg-type]
+    world.plugin.call(
+        lambda: release(ledger, queue, ResourceName(REGIONS), [world.r0, world.r0])  # type: ignore[arg-type]
+    )
     assert world.r0 not in ledger.allocations
     assert added == [world.board.card.id]
 

@@ -96,9 +96,9 @@ def test_a_function_stays_is_read_and_has_no_errors_after_its_reset():
 
 def test_a_function_that_is_not_the_promised_one_is_refused():
     report = Report(REGION.id)
-    steps.confirm(FakePort(shows=AFU), AFU, report)
+    steps.verify(FakePort(shows=AFU), AFU, report, function=True)
     with pytest.raises(RefusedError, match=f"holds the function {BLANK} by now"):
-        steps.confirm(FakePort(shows=BLANK), AFU, report)
+        steps.verify(FakePort(shows=BLANK), AFU, report, function=True)
 
 
 @pytest.mark.parametrize("shows", [BLANK, AfuId("0" * 32)])

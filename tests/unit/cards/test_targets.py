@@ -59,18 +59,15 @@ def exactly(scene: Scene, requests: Mapping[RegionId, FpgaRequest | None]):
 
 def _pulled(scene: Scene, region: RegionId) -> None:
     scene.rack.boards[card_of(region)].present = False
-    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card_of(region)))
+    scene.ledger.hardware.card_gone(card_of(region))
 
 
 def _fewer_regions(scene: Scene, region: RegionId) -> None:
     """The card that came into the slot has no such region."""
     card = scene.ledger.cards[card_of(region)]
     others = tuple(each for each in card.regions if each.id != region)
-    scene.plugin.call(
-        lambda: scene.ledger.hardware.card_found(
-            replace(card, regions=others), {each.id: BLANK for each in others}, BLANK
-        )
-    )
+    observed = {each.id: BLANK for each in others}
+    scene.ledger.hardware.card_found(replace(card, regions=others), observed, BLANK)
 
 
 @pytest.mark.parametrize("settings", [{}, {"clock": 200}], ids=["as it is", "with a clock"])

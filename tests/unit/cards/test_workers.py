@@ -46,37 +46,13 @@ def test_an_ending_plugin_begins_no_new_work_and_closes_what_is_open():
     asyncio.run(end())
 
 
-def test_a_cards_thread_ends_when_nobody_holds_its_lock():
-    async def use() -> set[CardId]:
+def test_a_cards_thread_ends_with_its_call():
+    async def use() -> None:
         workers = CardWorkers()
         async with workers.lock(CARD):
-            first = await workers.run(CARD, threading.current_thread)
-            assert await workers.run(CARD, threading.current_thread) is first
-        return set(workers._threads)
-
-    assert not asyncio.run(use())
-
-
-def test_two_callers_of_a_card_take_turns_in_one_thread_and_both_keep_it():
-    """One at a time on a card, whoever calls and whether or not he holds its lock (invariant 8)."""
-
-    async def use() -> None:
-        workers, end = CardWorkers(), threading.Event()
-
-        def slow() -> threading.Thread:
-            assert end.wait(LIMIT)
-            return threading.current_thread()
-
-        first = asyncio.create_task(workers.run(CARD, slow))
-        second = asyncio.create_task(workers.run(CARD, threading.current_thread))
-        await asyncio.sleep(0)
-        end.set()
-        assert await second is await first
-        async with workers.lock(CARD):
-            before = await workers.run(CARD, threading.current_thread)
-            assert await workers.run(CARD, threading.current_thread) is before
-        assert not workers._threads
-        assert not workers._users
+            thread = await workers.run(CARD, threading.current_thread)
+            await asyncio.to_thread(thread.join, LIMIT)
+            assert not thread.is_alive()
 
     asyncio.run(use())
 

@@ -26,7 +26,7 @@ from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.podresources import NoListReason, PodResourcesError
-from fpga_plugin.kubernetes.names import PodUid, ResourceName
+from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 from fpga_plugin.kubernetes.pod import ContainerState, Phase, Pod
 
 REGION = "0000-10-00.0-p0"
@@ -196,6 +196,9 @@ def test_the_looks_without_an_answer_are_counted_anew_after(reason: str):
 # -------------------------------------------------------------------- ungated
 
 
+STARTED = f"container app was started without PreStart after kubelet's restart: {REGION} "
+
+
 class Directory(PodDirectory):
     """Kubelet's checkpoint, and the world's pod."""
 
@@ -211,17 +214,12 @@ class Recorder(EventRecorder):
     """Keeps what it is told."""
 
     def __init__(self, world: "World") -> None:
-        super().__init__(None, node_name=None, pods=Directory(world))
+        super().__init__(None, node_name=None, pods=Directory(world), observer=world)
         self.world = world
 
-    def missed_prestart(
-        self,
-        pod: Pod,
-        container: str,
-        devices: frozenset[str],
-        unscrubbed: frozenset[str] = frozenset(),
-    ) -> None:
-        self.world.told.append((pod.uid, container, devices, unscrubbed))
+    def about_pod(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
+        assert (name, reason) == (PodName("tenant", "compress"), "FpgaNotProgrammed")
+        self.world.told.append((pod, note))
 
 
 class World:
@@ -241,7 +239,7 @@ class World:
         self.asked = 0
         self.on_ask: Callable[[], object] = lambda: None
         self.error: NoSourceError | None = None
-        self.told: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
+        self.told: list[tuple[PodUid, str]] = []
         self.checkpoint()
         self.ungated = self.plugin()
 
@@ -324,7 +322,9 @@ def test_a_container_that_began_before_the_stream_opened_is_reported_once(world:
     assert "PreStart" in line["event"]
     assert (line["pod"], line["container"], line["devices"]) == (UID, "app", [REGION])
     assert line["unscrubbed"] == []
-    assert world.told == [(UID, "app", {REGION}, frozenset())]
+    ((pod, note),) = world.told
+    assert pod == UID
+    assert note == STARTED + "not programmed again; restart the container if that matters"
     assert world.look() == []
 
 
@@ -337,7 +337,7 @@ def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(
     world.error = None
     (line,) = world.look()
     assert line["unscrubbed"] == [REGION]
-    assert world.told == [(UID, "app", {REGION}, {REGION})]
+    assert world.told == [(UID, STARTED + "still held what an earlier pod left; delete the pod")]
 
 
 def test_a_container_that_began_on_a_blank_region_is_not_reported_as_unscrubbed(world: World):

@@ -4,7 +4,7 @@ import asyncio
 
 from doubles import LIMIT
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.lists import AdvertisedDevice
 from fpga_plugin.deviceplugin.device_stream import AT_ONCE, PAUSE, DeviceStreams
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.ids import DeviceId
@@ -18,6 +18,10 @@ class Calls:
 
     def __init__(self):
         self.generation = 0
+
+    def subscribe(self, changed):
+        self.changed = changed
+        return lambda: None
 
     def devices(self, _resource):
         return (AdvertisedDevice(DeviceId(f"0000-10-00.0-p{self.generation}"), True, None),)
@@ -49,7 +53,7 @@ async def fed(story):
 
     def change():
         calls.generation += 1
-        streams.changed()
+        calls.changed()
         return encode_list(calls.devices(RESOURCE))
 
     try:

@@ -25,7 +25,7 @@ class Api:
     """As much of `DevicePlugin` as an endpoint asks for before kubelet calls it."""
 
     def __init__(self):
-        self.lists = self.calls = self.prestarts = self.reconciler = self
+        self.lists = self.prestarts = self.reconciler = self
 
     def subscribe(self, _changed):
         return lambda: None

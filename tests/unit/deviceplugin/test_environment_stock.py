@@ -15,7 +15,7 @@ from doubles.kubelet import POD
 
 from fpga_plugin.allocation.requests.directory import PodAnswer, PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.deviceplugin import environment, next_container
+from fpga_plugin.deviceplugin import environment
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.kubernetes.names import PodUid
@@ -85,21 +85,6 @@ def test_the_variables_without_a_meaning_are_those_of_whoever_may_start(
     assert env.keys() - ASKS.keys() == told
 
 
-def test_two_first_questions_at_once_have_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the one remembers the other one knows: else a refusal is quoted that nobody knows."""
-    source = StockEnvironment(Pods(ASKS, ASKS))
-    make = environment._open
-    first = make(source._pods, None, 0.0)
-
-    def opened(*parts: object) -> object:
-        source._next = first  # the other question was answered meanwhile
-        return make(*parts)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(environment, "_open", opened)
-    asyncio.run(source.ask(BOTH, [P0], fresh=True))
-    assert source._next is first
-
-
 def test_nothing_is_remembered_where_nothing_will_be_asked() -> None:
     """Memory is for pods whose containers differ; a node's other pods must not push them out."""
     source = StockEnvironment(Pods(ASKS, ASKS))
@@ -108,8 +93,7 @@ def test_nothing_is_remembered_where_nothing_will_be_asked() -> None:
     source.refused(replace(BOTH, containers=frozenset({"app"})), [P0], "words")
     source.refused(Identity(), [P0], "words")
     source.started(Identity(), [P0])
-    assert source._next is not None
-    assert not list(source._next._trails)
+    assert not list(source._trails)
 
 
 def test_a_pod_that_no_record_names_has_no_environment() -> None:
@@ -236,7 +220,7 @@ SETTLE = 0.02
 @pytest.fixture
 def lagging(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Pods:
     """The API server reports it, some time after kubelet."""
-    monkeypatch.setattr(next_container, "PATIENCE", 0.1)
+    monkeypatch.setattr(environment, "PATIENCE", 0.1)
     pods.exact = False
     return pods
 
@@ -272,7 +256,7 @@ def test_a_status_that_still_changes_proves_nothing(lagging: Pods) -> None:
 def test_a_status_that_lags_is_not_asked_for_all_the_time(lagging: Pods) -> None:
     source = asked_about(lagging, init=ContainerState(Phase.RUNNING, started=9))
     assert not starts(source)
-    assert lagging.reads == 1
+    assert lagging.reads == 2, "at once, and after a while"
 
 
 def test_in_a_sandbox_that_nobody_shows_nothing_of_an_older_one_counts(pods: Pods) -> None:
@@ -342,8 +326,8 @@ def test_where_no_cgroup_is_seen_the_status_alone_proves(pods: Pods) -> None:
 def test_a_lagging_status_is_waited_for_and_counts_only_in_its_sandbox(
     lagging: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_container, "POLL", 0.001)
-    monkeypatch.setattr(next_container, "PATIENCE", 5.0)
+    monkeypatch.setattr(environment, "POLL", 0.001)
+    monkeypatch.setattr(environment, "PATIENCE", 5.0)
     source = asked_about(lagging)
     lagging.shows()
 
@@ -353,7 +337,7 @@ def test_a_lagging_status_is_waited_for_and_counts_only_in_its_sandbox(
 
     lagging.on_read = comes
     assert starts(source) == "app"
-    monkeypatch.setattr(next_container, "PATIENCE", 0.1)
+    monkeypatch.setattr(environment, "PATIENCE", 0.1)
     source = asked_about(lagging)
 
     def goes() -> None:

@@ -138,7 +138,7 @@ def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scen
     """Else a successor's allocation gets its predecessor's pod."""
     told: list[DeviceId] = []
     owners = SimpleNamespace(answered=told.extend)
-    scene.plugin.calls._owners = owners
+    scene.plugin.calls = replace(scene.plugin.calls, owners=owners)
     region = scene.regions[0]
     scene.admit(region)
     assert told == [region]
@@ -148,9 +148,8 @@ def test_allocate_adds_the_cdi_devices_of_its_resource_and_nothing_else(scene: S
     allocations, region = scene.plugin.calls, scene.regions[0]
     bare = scene.plugin.call(lambda: allocations.allocate(REGIONS, [region]))
     assert bare.cdi_devices == ()
-    allocations._cdi_devices = CdiDevices(
-        ((REGIONS, "vendor.com/opencl=board"), (WHOLE, "other/a=b"))
-    )
+    added = CdiDevices(((REGIONS, "vendor.com/opencl=board"), (WHOLE, "other/a=b")))
+    allocations = replace(allocations, cdi_devices=added)
     with_more = scene.plugin.call(lambda: allocations.allocate(REGIONS, [region]))
     assert with_more == replace(bare, cdi_devices=("vendor.com/opencl=board",))
 

@@ -26,8 +26,8 @@ def watching(path: Path, *steps, recheck: float = 1000.0) -> None:
         directory = KubeletDirectory(str(path), recheck=recheck)
         told = asyncio.Event()
         with directory.listening(told.set):
-            directory.start()
-            for step in (lambda: None, *steps):  # once when watching begins
+            await directory.start()
+            for step in steps:
                 step()
                 await asyncio.wait_for(told.wait(), 10)
                 await asyncio.sleep(0.02)
@@ -39,7 +39,7 @@ def watching(path: Path, *steps, recheck: float = 1000.0) -> None:
                 (path / "kubelet_internal_checkpoint").write_text("{}")
                 await asyncio.sleep(0.05)
                 assert not told.is_set()
-            await directory.stop()
+            directory.stop()
 
     asyncio.run(run())
 

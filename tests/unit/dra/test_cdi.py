@@ -1,15 +1,16 @@
 """Files for the container runtime: where they lie, and by several threads at once."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from doubles.cards import device, make_card
+from test_metadata import taken
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.metadata import MetadataFiles
-from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import ClaimUid
 
 UID = ClaimUid("claim-a")
@@ -18,15 +19,15 @@ UID = ClaimUid("claim-a")
 def test_one_claim_written_twice_at_once_while_others_are_removed(tmp_path):
     metadata = tmp_path / "metadata"
     files = CdiFiles(str(tmp_path), "fpga.intel.com", MetadataFiles(str(metadata), "node-a"))
-    requests = {DeviceId("0000-10-00.0-p0"): ("fpga",)}
-    owner = ClaimOwner(UID, "n", "c", (), requests, "fpga.intel.com")
+    card = make_card()
+    owner, allocations, cards = taken(card, device(card, 0), uid=UID)
     together = threading.Barrier(3, timeout=60)
     rounds = range(100)
 
     def write() -> None:
         for _ in rounds:
             together.wait()
-            files.write(owner, [], {})
+            files.write(owner, allocations, cards)
 
     def keep() -> None:
         for _ in rounds:
@@ -86,13 +87,11 @@ def test_what_containers_read_of_a_claim_goes_with_its_file(tmp_path):
             super().__init__(str(tmp_path / "metadata"), "node-a")
             self.noted: list[object] = []
 
-        def remove(self, uid: ClaimUid) -> None:
-            self.noted.append(("remove", uid, files._one.locked()))
-
-        def keep(self, uids: Collection[ClaimUid]) -> None:
-            self.noted.append(("keep", uids, files._one.locked()))
+        def remove(self, unwanted: Callable[[str], bool]) -> None:
+            gone = [uid for uid in (UID, "another") if unwanted(uid)]
+            self.noted.append((gone, files._one.locked()))
 
     files = CdiFiles(str(tmp_path / "cdi"), "fpga.intel.com", metadata := Metadata())
     files.remove(files.path(UID), UID)
     files.keep({UID})
-    assert metadata.noted == [("remove", UID, True), ("keep", {UID}, True)]
+    assert metadata.noted == [([UID], True), (["another"], True)]

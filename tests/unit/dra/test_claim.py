@@ -19,7 +19,6 @@ from fpga_plugin.dra.claim import (
     ResourceClaim,
     read_claim,
 )
-from fpga_plugin.dra.regionconfig import API_VERSION, KIND
 from fpga_plugin.errors import (
     InvalidRequestError,
     NoSourceError,
@@ -42,7 +41,11 @@ def result(**rest: Any) -> Json:
 
 
 def config(source: str = "FromClaim", driver: str = DRIVER, requests: Any = None) -> Json:
-    parameters = {"apiVersion": API_VERSION, "kind": KIND, "bitstream": AFU}
+    parameters = {
+        "apiVersion": "fpga.intel.com/v1alpha1",
+        "kind": "RegionConfig",
+        "bitstream": AFU,
+    }
     return {
         "source": source,
         "requests": requests,
@@ -76,11 +79,18 @@ def test_a_claims_devices_are_those_of_this_driver_in_their_order() -> None:
             result(device="0000-3b-00-0"),
         )
     )
-    assert [(one.request, one.subrequest, one.device) for one in told.devices] == [
-        ("main", "main/sub", DEVICE),
-        ("fpga", "fpga", "0000-3b-00.0"),
-    ]
-    assert (told.ref, told.configs, told.pods, told.pod) == (REF, (), frozenset(), None)
+    owner = told.owner
+    assert owner.devices == (DEVICE, "0000-3b-00.0")
+    assert owner.requests == {DEVICE: ("main",), "0000-3b-00.0": ("fpga",)}
+    assert (owner.subrequests, owner.driver) == ({"main": "main/sub"}, DRIVER)
+    assert (ClaimRef.of(owner), told.configs, told.pods, told.pod) == (REF, (), frozenset(), None)
+
+
+def test_a_device_of_several_requests_is_listed_for_each() -> None:
+    told = read(claim(*(result(request=name) for name in ("a", "b/x", "a"))))
+    assert told.owner.devices == (DEVICE,)
+    assert told.owner.requests == {DEVICE: ("a", "b")}
+    assert told.owner.subrequests == {"b": "b/x"}
 
 
 def _not_allocated() -> Json:
@@ -135,7 +145,9 @@ def test_only_a_class_lists_bitstreams() -> None:
 
 
 def test_as_many_devices_as_an_allocation_has_are_read() -> None:
-    assert len(read(claim(*[result(adminAccess=False)] * MAX_RESULTS)).devices) == MAX_RESULTS
+    names = [f"0000-3b-00-0-p{port}" for port in range(MAX_RESULTS)]
+    told = read(claim(*(result(adminAccess=False, device=name) for name in names)))
+    assert len(told.owner.devices) == MAX_RESULTS
 
 
 @pytest.mark.parametrize("raw", [b"", b"[", b"[" * 100_000, b"\xff", b"null"])
@@ -164,7 +176,7 @@ def test_only_our_own_config_counts_and_for_its_requests() -> None:
         (False, {"main"}),
         (False, {"other"}),
     ]
-    (one,) = told.devices
+    (one,) = told.owner.devices
     assert len(told.of(one, from_class=True)) == 1
     assert len(told.of(one, from_class=False)) == 2
 
@@ -286,21 +298,21 @@ def test_only_the_api_servers_own_word_says_that_a_claim_is_gone(
 def test_who_else_has_a_claim_reserved_is_no_pod_and_still_counts() -> None:
     """A consumer that is not understood lives, until the claim is reserved for nobody."""
     group = {"resource": "podgroups", "apiGroup": "scheduling.k8s.io", "name": "g", "uid": "u"}
-    for consumers, pods, reserved, only in (
-        ([], 0, False, True),
-        ([pod()], 1, True, True),
-        ([pod(), pod("pod-2")], 2, True, True),
-        ([group], 0, True, False),
-        ([pod(), group], 1, True, False),
+    for consumers, pods, others in (
+        ([], 0, False),
+        ([pod()], 1, False),
+        ([pod(), pod("pod-2")], 2, False),
+        ([group], 0, True),
+        ([pod(), group], 1, True),
     ):
         told = read(claim(result(), pods=consumers))
-        assert (len(told.pods), told.reserved, told.only_for_pods) == (pods, reserved, only)
+        assert (len(told.pods), told.others) == (pods, others)
 
 
 def test_what_a_pod_calls_the_claim_that_a_template_made() -> None:
     told = read(claim(result(), annotations={POD_CLAIM: "fpga"}))
-    assert told.pod_claim == "fpga"
-    assert read(claim(result())).pod_claim == ""
+    assert told.owner.pod_claim == "fpga"
+    assert read(claim(result())).owner.pod_claim == ""
 
 
 def test_a_claim_of_a_former_driver_name_is_read_under_that(
@@ -317,6 +329,7 @@ def test_a_claim_of_a_former_driver_name_is_read_under_that(
     monkeypatch.setattr(claim_module, "session", session)
     claims = ClaimReader(None, driver=DRIVER, node=NODE)
     told = asyncio.run(claims.get(REF, "former.example.com"))
-    assert [one.device for one in told.devices] == [DEVICE]
+    assert told.owner.devices == (DEVICE,)
+    assert told.owner.driver == "former.example.com"
     with pytest.raises(NoSuchClaimError):
         asyncio.run(claims.get(REF))

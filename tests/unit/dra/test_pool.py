@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from doubles.slices import CounterSet, Device, Effect, Slice, Taint
 
-from fpga_plugin.dra.desired import CounterSet, Device, Effect, Form, Slice, Taint
+from fpga_plugin.dra.desired import Form
 from fpga_plugin.dra.pool import (
     MAX_NAME,
     Pool,
@@ -35,11 +36,11 @@ def device(number: int, *taints: Taint) -> Device:
     return Device(f"r{number}", {"port": number}, {"card": (f"region-{number}",)}, taints)
 
 
-def wanted(*first: Device, more: Iterable[Device] = (device(1),)) -> dict[str, Slice]:
+def wanted(*first: Device, more: Iterable[Device] = (device(1),)) -> dict[str, Spec]:
     """Counters, and two slices of devices."""
     counters = Slice(counter_sets=(CounterSet("card", ("region-0", "region-1")),))
     devices = (Slice(devices=first or (device(0),)), Slice(devices=tuple(more)))
-    return POOL.named((counters, *devices))
+    return POOL.named([one.spec() for one in (counters, *devices)])
 
 
 def read(manifest: Spec) -> ResourceSlice:
@@ -49,16 +50,17 @@ def read(manifest: Spec) -> ResourceSlice:
 
 def sent(
     name: str,
-    one: Slice,
+    one: Spec | Slice,
     *,
     generation: int = 1,
     count: int = 3,
     before: ResourceSlice | None = None,
 ) -> Spec:
-    return POOL.manifest(name, one, generation=generation, count=count, before=before, owner=OWNER)
+    spec = one.spec() if isinstance(one, Slice) else one
+    return POOL.manifest(name, spec, generation=generation, count=count, before=before, owner=OWNER)
 
 
-def there(slices: dict[str, Slice], generation: int = 1) -> dict[str, ResourceSlice]:
+def there(slices: dict[str, Spec], generation: int = 1) -> dict[str, ResourceSlice]:
     """The API server has them."""
     return {
         name: read(sent(name, one, generation=generation, count=len(slices)))
@@ -66,7 +68,7 @@ def there(slices: dict[str, Slice], generation: int = 1) -> dict[str, ResourceSl
     }
 
 
-def plan(want: dict[str, Slice], have: dict[str, ResourceSlice], **accepted: Any) -> SlicePlan:
+def plan(want: dict[str, Spec], have: dict[str, ResourceSlice], **accepted: Any) -> SlicePlan:
     return POOL.plan(want, have, accepted=accepted)
 
 
@@ -122,19 +124,17 @@ def test_a_slice_says_all_that_is_wanted_and_nothing_else() -> None:
 
 def test_names_tell_what_a_slice_is_so_that_a_lost_answer_is_found_again() -> None:
     assert tuple(wanted()) == NAMES
-    sets = [Slice(counter_sets=(CounterSet(str(n), ()),)) for n in range(2)]
-    assert [name[:5] for name in POOL.named([*sets, Slice()])] == ["c0000", "c0001", "d0000"]
+    sets = [Slice(counter_sets=(CounterSet(str(n), ()),)).spec() for n in range(2)]
+    assert [name[:5] for name in POOL.named([*sets, {}])] == ["c0000", "c0001", "d0000"]
 
 
 def test_a_name_is_never_longer_than_the_api_server_takes() -> None:
     driver = "d" * 63
     longest = MAX_NAME - len("d0000-") - len(driver) - 1
-    (name,) = Pool(driver, "n" * longest).named([Slice()])
+    (name,) = Pool(driver, "n" * longest).named([{}])
     assert name == f"d0000-{driver}-{'n' * longest}"
     assert len(name) == MAX_NAME
-    names = [
-        name for end in ("a", "b") for name in Pool(driver, "n" * longest + end).named([Slice()])
-    ]
+    names = [name for end in ("a", "b") for name in Pool(driver, "n" * longest + end).named([{}])]
     assert [len(name) for name in names] == [MAX_NAME, MAX_NAME]
     assert len(set(names)) == 2, "two nodes have the same slice"
 
@@ -245,7 +245,7 @@ def test_what_others_have_is_not_deleted_and_does_not_count(other: dict[str, str
 def test_what_the_server_made_of_a_slice_is_no_difference_as_long_as_both_stay_so() -> None:
     have = there(wanted())
     have[FIRST].spec.devices = [{"name": "r0", "attributes": {}}]
-    before = POOL.content(wanted()[FIRST]), have[FIRST].spec.content
+    before = wanted()[FIRST], have[FIRST].spec.content
     assert plan(wanted(), have) == SlicePlan(1, (), (FIRST,))
     assert plan(wanted(), have, **{FIRST: before}) == SlicePlan(1)
     assert plan(wanted(device(5)), have, **{FIRST: before}) == SlicePlan(1, (), (FIRST,))
@@ -297,8 +297,7 @@ def test_a_field_that_the_server_took_away_is_one_that_it_does_not_know(
     """Regions that nobody keeps apart from their card would be given out twice (invariant 1), and
     what is dirty would be given out (invariant 4)."""
     forms = []
-    for one in wanted(device(0, DIRTY)).values():
-        content = POOL.content(one)
+    for content in wanted(device(0, DIRTY)).values():
         told = {key: value for key, value in content.items() if key not in gone}
         if "devices" in told:
             told["devices"] = [
@@ -311,13 +310,13 @@ def test_a_field_that_the_server_took_away_is_one_that_it_does_not_know(
 
 
 def test_what_the_server_does_not_know_is_not_believed_for_being_left_out() -> None:
-    content = POOL.content(Slice(devices=(Device("r0", {}),)))
+    content = Slice(devices=(Device("r0", {}),)).spec()
     for form in (Form(counters=False), Form(taints=False), Form(counters=False, taints=False)):
         assert lost(form, content, content) == form
 
 
 def test_a_set_or_a_device_that_lost_its_counters_is_noticed_in_whatever_shape() -> None:
-    sets = POOL.content(wanted()[COUNTERS])
-    devices = POOL.content(wanted()[FIRST])
+    sets = wanted()[COUNTERS]
+    devices = wanted()[FIRST]
     for content, told in ((sets, {"sharedCounters": None}), (sets, {}), (devices, {})):
         assert not lost(Form(), content, told).counters

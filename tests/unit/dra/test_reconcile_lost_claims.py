@@ -134,7 +134,7 @@ class World:
             permission=nothing,
             files=files,
             ends=ends,
-            driver=DRIVER,
+            tell_scheduler=nothing,
         )
         self.reconciler = ClaimReconciler(
             operations,

@@ -326,16 +326,14 @@ def test_a_claim_is_this_plugins_by_its_driver_or_by_its_devices(scene: RecordSc
             driver if known and gone not in names else None
         )
         assert scene.ledger.unreconciled == ({card_of(one)} if known and gone in names else set())
-    scene.ledger.dra.adopt_claim(
-        replace(
-            scene.ledger.claim_owners[A],
-            uid=B,
-            driver="former.example.com",
-            devices=(DeviceId(other),),
-            requests={DeviceId(other): ("fpga",)},
-        ),
-        [],
+    second = replace(
+        scene.ledger.claim_owners[A],
+        uid=B,
+        driver="former.example.com",
+        devices=(DeviceId(other),),
+        requests={DeviceId(other): ("fpga",)},
     )
+    scene.plugin.call(lambda: scene.ledger.dra.adopt_claim(second, []))
     scene.rack.boards[card_of(other)].present = False
     scene.plugin.begin(scene.plugin.hardware.scan())
     scene.plugin.work()
@@ -632,7 +630,7 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
         lost.allocated(A, lost.regions[0], pods=("pod-5",))
     elif answer == "for something else":
         claim = lost.allocated(A, lost.regions[0], pods=())
-        lost.server.claims[A] = replace(claim, reserved=True, only_for_pods=False)
+        lost.server.claims[A] = replace(claim, others=True)
     else:
         lost.server.failing = [NoSourceError("it is away")]
     lost.look()
@@ -668,7 +666,7 @@ def test_of_a_claim_that_kubelet_lost_no_pod_goes_that_may_have_come_since(
 ) -> None:
     claim = lost.allocated(A, lost.regions[0], pods=("pod-2",))
     if why == "a group":
-        lost.server.claims[A] = replace(claim, only_for_pods=False)
+        lost.server.claims[A] = replace(claim, others=True)
         lost.look()
     else:
         look = lost.plugin.begin(lost.reconciler.reconcile())

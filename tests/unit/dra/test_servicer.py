@@ -29,7 +29,7 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.dra import servicer
-from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
+from fpga_plugin.dra.claim import ClaimRef, ResourceClaim
 from fpga_plugin.dra.evictions import Evictions
 from fpga_plugin.dra.lifecycle import PreparedDevice
 from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
@@ -91,8 +91,9 @@ class Life:
             raise answer
         return answer
 
-    def read(self, of: ClaimUid) -> ResourceClaim | None:
-        return self.claims.get(int(of[-12:]))
+    @property
+    def read(self) -> dict[str, ResourceClaim]:
+        return {uid(number): claim for number, claim in self.claims.items()}
 
 
 class Heard:
@@ -368,11 +369,7 @@ def test_a_call_names_as_many_claims_as_are_taken_and_no_more(
     play(story)
 
 
-CLAIM = ResourceClaim(
-    ClaimRef(ClaimUid(uid(1)), "space", "claim-1"),
-    (Allocated("one", "one", P0), Allocated("two", "two", P1)),
-    names={POD: POD_NAME},
-)
+CLAIM = ResourceClaim(owner(ClaimUid(uid(1)), P0, P1), names={POD: POD_NAME})
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from typing import Any
 import doubles.slices
 import msgspec
 import pytest
+from doubles.slices import Device, Taint
 from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
 from fpga_plugin.dra import slices
-from fpga_plugin.dra.desired import Device, Form, Slice, Taint
+from fpga_plugin.dra.desired import Form, Spec
 from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice
 from fpga_plugin.dra.slices import SliceReconciler
@@ -169,7 +170,7 @@ class Scene:
         self.mirror: Any = self.reconciler._mirror
         self.task: asyncio.Task[None] | None = None
 
-    def wanted(self, form: Form) -> tuple[Slice, ...]:
+    def wanted(self, form: Form) -> tuple[Spec, ...]:
         self.forms.append(form)
         assert len(self.forms) < MOST
         return doubles.slices.wanted(self.devices, form)
@@ -206,7 +207,7 @@ class Scene:
     def well(self) -> bool:
         """Whether the server has exactly what is wanted, and the reconciler knows it."""
         pool, form = Pool("fpga.intel.com", "node-a"), self.reconciler.form
-        want = {name: pool.content(one) for name, one in pool.named(self.wanted(form)).items()}
+        want = pool.named(self.wanted(form))
         have = {
             name: {
                 key: one["spec"][key] for key in ("sharedCounters", "devices") if key in one["spec"]

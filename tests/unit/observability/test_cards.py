@@ -52,7 +52,7 @@ def shown(plugin: Plugin) -> CardView:
 def untranslated(ledger: Ledger) -> None:
     ledger.obstacles.exposure = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
     ledger.show(replace(CARD, iommu=Iommu.NONE))
-    ledger.notify(CARD.id)
+    ledger.notify([CARD.id])
 
 
 def half(ledger: Ledger) -> None:

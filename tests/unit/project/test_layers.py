@@ -39,8 +39,8 @@ def test_imports_go_one_way():
     ("module", "line"),
     [
         ("ids.py", "import fpga_plugin.errors"),
-        ("hardware/model.py", "from fpga_plugin.allocation import devices"),
-        ("allocation/devices.py", "import fpga_plugin.kubernetes.messages"),
+        ("hardware/model.py", "from fpga_plugin.allocation import names"),
+        ("allocation/lists.py", "import fpga_plugin.kubernetes.messages"),
         ("host/locks.py", "import fpga_plugin.settings.settings"),
     ],
 )

@@ -1,0 +1,86 @@
+"""The ledger's steps for the device plugin API, where the order of calls is not kubelet's usual."""
+
+from dataclasses import replace
+
+import pytest
+from doubles.cards import REGIONS, device, make_card
+from ledger_support import make_ledger, reopened
+from test_dra_steps import POD, A, prepare
+
+from fpga_plugin.allocation.journal.records import TenancyKey
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.ids import device_variable
+from fpga_plugin.kubernetes.names import PodUid
+
+CARD = make_card(1, nodes=(0, 1))
+P0, P1 = device(CARD, 0), device(CARD, 1)
+R0 = CARD.regions[0].id
+NEXT = PodUid("pod-next")
+
+
+def test_a_device_that_is_allocated_again_is_no_longer_the_former_pods() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    (one,) = ledger.tenancies.values()
+    assert one.pod is None
+
+
+def test_a_device_that_went_to_another_pod_has_the_nodes_of_kubelets_record() -> None:
+    """The former allocation's nodes may be others by now."""
+    ledger, _ = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.bind_pod([P0], NEXT, {device_variable(R0): "/dev/dfl-port.7"})
+    (one,) = ledger.tenancies.values()
+    assert (one.pod, one.nodes) == (NEXT, ("/dev/dfl-port.7",))
+
+
+def test_a_device_that_went_to_another_pod_without_a_record_keeps_its_nodes() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    ledger.device_plugin.bind_pod([P0], NEXT)
+    assert ledger.allocations[P0].nodes == ((R0, "/dev/dfl-port.0"),)
+
+
+def test_a_pod_that_is_bound_already_is_not_written_again() -> None:
+    ledger, journal = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    writes = journal.writes
+    ledger.device_plugin.bind_pod([P0], POD)
+    assert journal.writes == writes
+
+
+@pytest.mark.parametrize("named_is_used", [False, True])
+def test_of_a_pods_two_tenancies_the_used_one_counts(*, named_is_used: bool) -> None:
+    """The nameless one stays where its end could not be written."""
+    ledger, journal = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    (nameless,) = journal.snapshot.tenancies.values()
+    assert nameless is not None
+    named = replace(nameless, key=replace(nameless.key, pod=POD), used=named_is_used)
+    nameless = replace(nameless, used=not named_is_used)
+    journal.snapshot.tenancies = {nameless.key: nameless, named.key: named}
+    again = reopened(journal, CARD)
+    again.device_plugin.bind_pod([P0], POD)
+    (one,) = again.tenancies.values()
+    assert (one.key, one.used) == (TenancyKey(R0, nameless.key.allocation, POD), True)
+
+
+def test_devices_with_one_node_are_not_given_out_together() -> None:
+    """While device numbers change, two regions may show the same node."""
+    ledger, journal = make_ledger(make_card(1, nodes=(0, 0)))
+    with pytest.raises(RefusedError, match="show the same device node"):
+        ledger.device_plugin.allocate(REGIONS, [P0, P1])
+    assert (ledger.allocations, journal.snapshot.allocations) == ({}, {})
+
+
+def test_the_device_plugins_calls_end_no_resourceclaim() -> None:
+    ledger, _ = make_ledger(CARD)
+    prepare(ledger, CARD, 0)
+    assert ledger.device_plugin.release([P0]) == ()
+    assert P0 in ledger.allocations
+    assert not ledger.claim_owners[A].ended
