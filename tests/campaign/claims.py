@@ -521,6 +521,8 @@ class ClaimSide(Side):
         # A journal that was set back may have another claim there, which is over. Until that has
         # ended nobody gets the region, and this one could not be adopted beside it.
         mine -= set(regions_of(self.journal().of_others(uid)))
+        if self.node.wind.hangs:  # without a blank it stays as it is, kept back by a taint
+            mine &= self.offered()
         if known and tenant.prepared:
             self.checker.released(stood, mine, self.nodes(tenant, where))
         self.kubelet.forget(tenant.claim)

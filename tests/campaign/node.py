@@ -427,6 +427,8 @@ class Node:
         self.wind = FAIR
         if self.weather is not None and self.rng.random() < often:
             self.wind = wind(self.rng, self.only, exposed=exposed)
+            if self.wind.hangs:  # best-effort does without the blank then, as the operator wants
+                self.setup = replace(self.setup, scrub="required")
         if self.weather is not None:
             self.weather.begin(self.wind, self.rng)
         # Owners are known to the journal; else to kubelet's records, once they were read: it may
@@ -584,6 +586,7 @@ class Node:
             await self.until(self.side.all_known, "3: every owner's device Healthy after a restart")
             self.side.known = True
             await self.side.everything_ends()
+            await self.retry_the_silent()  # what still had an owner is tried again only now
             if setup is setups[-1]:
                 await self.until(self.side.all_free, "4: all devices Healthy when nobody has any")
                 self.checker.all_clean()
