@@ -248,6 +248,7 @@ BUGS = {
         "                if key.pod == one.pod\n"
         "            )\n",
         "179",
+        machine="test_ledger_steps.py::TestSteps",
     ),
     "f6-a-static-pod-is-its-uid": Bug(
         "cards/operations.py",

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from test_state_unwritten import laxer
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
-from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, TenancyKey
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of, is_card, resource_names
 from fpga_plugin.errors import FpgaPluginError
@@ -95,6 +96,9 @@ class Steps(RuleBasedStateMachine):
             aliases=self.aliases,
         )
         self.meant = {}
+        self.users: set[TenancyKey] = set()
+        self.worked_on: set[RegionId] = set()
+        self.ended: set[PodUid] = set()
         self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in self.views]
         self.lost = False
 
@@ -225,8 +229,9 @@ class Steps(RuleBasedStateMachine):
         allocation = self.ledger.allocations.get(one)
         if allocation is not None:
             self.learns(lambda: self.ledger.device_plugin.prestart_seen([one]))
-            with tolerated:
+            with self.tolerated():
                 for region in allocation.grants if program else ():
+                    self.worked_on.add(region)
                     self.ledger.work.working([region])
                     self.ledger.work.programmed(region, AFU)
                 self.ledger.device_plugin.started([allocation], debug)
@@ -257,6 +262,7 @@ class Steps(RuleBasedStateMachine):
 
     @rule(uids=st.sets(pods))
     def processes_end(self, uids) -> None:
+        self.ended |= uids
         self.happens_or_not(lambda: gone(self.ledger, *uids))
         if not self.journal.failing:
             left = [one.pod for one in self.ledger.tenancies.values() if one.left]
@@ -304,6 +310,7 @@ class Steps(RuleBasedStateMachine):
     @rule(region=one_region, blank=st.booleans(), afu=afus)
     def clean(self, region, blank, afu) -> None:
         before = self.ledger.record(region).condition
+        self.worked_on.add(region)
         self.happens_or_not(lambda: self.ledger.work.clean(region, afu, blank=blank))
         if self.ledger.record(region).condition in {Condition.BLANK, Condition.UNBLANKED}:
             assert before in {Condition.SCRUBBING, Condition.BLANK, Condition.UNBLANKED}
@@ -311,6 +318,7 @@ class Steps(RuleBasedStateMachine):
     @rule(region=one_region)
     def programmed(self, region) -> None:
         before = self.ledger.record(region).condition
+        self.worked_on.add(region)
         self.happens_or_not(lambda: self.ledger.work.programmed(region, AFU))
         if before not in {Condition.SCRUBBING, Condition.PROGRAMMED}:
             assert self.ledger.record(region).condition is before
@@ -322,7 +330,8 @@ class Steps(RuleBasedStateMachine):
     @rule(regions=some_regions, afu=afus)
     def scrub(self, regions, afu) -> None:
         """As a release does it; random steps alone rarely clean anything."""
-        with tolerated:
+        self.worked_on.update(regions)
+        with self.tolerated():
             self.ledger.work.working(regions)
             for region in dict.fromkeys(regions):
                 self.ledger.work.clean(region, afu, blank=True)
@@ -368,22 +377,31 @@ class Steps(RuleBasedStateMachine):
     def fold(self) -> None:
         self.journal.real.checkpoint()
 
-    def learns(self, step) -> None:
-        """It holds whether or not it could be written."""
+    @contextlib.contextmanager
+    def written_or_lost(self) -> Iterator[None]:
         try:
-            step()
+            yield
         except JournalError:
             assert self.journal.failing
             self.lost = True
+
+    @contextlib.contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """Steps of which each may be refused."""
+        with tolerated, self.written_or_lost():
+            yield
+
+    def learns(self, step) -> None:
+        """It holds whether or not it could be written."""
+        with self.written_or_lost():
+            step()
 
     def happens_or_not(self, step):
         """A step that raises has given nothing; what it took holds until it is written."""
         before = remembered(self.ledger, "")
         try:
-            return step()
-        except JournalError:
-            assert self.journal.failing
-            self.lost = True
+            with self.written_or_lost():
+                return step()
         except FpgaPluginError:
             # Allocate ends an allocation that only stands in the way; nothing else is changed.
             allocations = remembered(self.ledger, "").allocations
@@ -405,6 +423,15 @@ class Steps(RuleBasedStateMachine):
                         c for c in self.ledger.allocations if card_of(c) == allocation.device
                     ]
                     assert on_card == [allocation.device]
+
+    @invariant()
+    def who_may_use_a_region_is_forgotten_at_its_end_or_with_work_on_that_region(self) -> None:
+        if hasattr(self, "ledger"):
+            tenancies = self.ledger.tenancies
+            for one in self.users - tenancies.keys():
+                assert one.pod in self.ended or one.region in self.worked_on, one
+            self.users = {key for key, one in tenancies.items() if one.used and key.pod is not None}
+            self.worked_on, self.ended = set(), set()
 
     @invariant()
     def lists_are_the_table(self) -> None:
