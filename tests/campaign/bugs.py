@@ -207,7 +207,7 @@ BUGS = {
         " or any(card_of(one) in cards for one in devices_of(devices))\n",
         "            return driver == self._driver\n",
         "1379",
-        apis="dra",
+        apis="both",
     ),
     "f2-files-are-sought-where-they-are-written-now": Bug(
         "dra/cdi.py",
@@ -248,6 +248,7 @@ BUGS = {
         "                if key.pod == one.pod\n"
         "            )\n",
         "179",
+        machine="test_ledger_steps.py::TestSteps",
     ),
     "f6-a-static-pod-is-its-uid": Bug(
         "cards/operations.py",
@@ -347,8 +348,7 @@ BUGS = {
         "        snapshot = of_schema_3(snapshot, found)\n",
         "        snapshot = snapshot  # whoever uses regions is not looked for\n",
         "179",
-        apis="both",
-        weather="journal of schema 3",
+        machine="test_ledger_steps.py::TestSteps",
     ),
     "a-boot-changes-nothing": Bug(
         "allocation/ledger.py",

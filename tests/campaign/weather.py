@@ -7,7 +7,6 @@ only; to mount it takes root.
 
 import contextlib
 import ctypes
-import json
 import os
 import random
 import shutil
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import points
+from doubles import schema_3
 from fuse_store import CONTENTS, EVERYTHING, FuseStore, why_not
 
 JOURNAL = "journal.sqlite3"
@@ -144,67 +144,10 @@ def _exchanged(state: Path, rng: random.Random) -> None:
     between.rmdir()
 
 
-_KINDS_3 = {
-    "facts": "epochs",
-    "allocations": "claims",
-    "memory_clear_pending": "debts",
-    "pending_poststops": "strays",
-    "claim_owners": "holders",
-    "debug_holds": "debugs",
-    "alias_bindings": "meanings",
-}
-_FIELDS_3 = {
-    "prestart_seen": "touched",
-    "missed_prestart": "exposed",
-    "instance": "epoch",
-    "number": "generation",
-}
-"""Names of schema 3: of kinds of rows, and of the fields of an allocation."""
-
-
-def _row_3(kind: str, key: str, value: str) -> tuple[str, str, str]:
-    if kind == "allocations":
-        row = json.loads(value)
-        value = json.dumps({_FIELDS_3.get(name, name): told for name, told in row.items()})
-    return _KINDS_3.get(kind, kind), key, value
-
-
 def _schema_3(state: Path, rng: random.Random) -> None:
-    """As the releases until eea44c1 wrote it: who may use a region stood in three kinds of rows."""
     del rng
-    with (
-        contextlib.suppress(sqlite3.Error),
-        contextlib.closing(sqlite3.connect(state / JOURNAL)) as db,
-        db,
-    ):
-        rows = db.execute("SELECT kind, key, value FROM journal").fetchall()
-        rows = [_row_3(*row) for row in rows]
-        kinds = {"regions", "holders", "tenancies", "loans"}
-        kept = [row for row in rows if row[0] not in kinds]
-        values = {(kind, key): json.loads(value) for kind, key, value in rows if kind in kinds}
-        holders = [row for (kind, _), row in values.items() if kind == "holders"]
-        for row in holders:
-            row["pods"] = []
-        for kind, key in [*values]:
-            if kind == "tenancies":
-                row, of = values.pop((kind, key)), json.loads(key)
-                devices = {of["region"], of["region"].partition("-p")[0]}
-                if of["pod"] is None:
-                    continue
-                if row.get("left"):
-                    region = values.get(("regions", of["region"]), {})
-                    region.setdefault("former", []).append(of["pod"])
-                    for node in row["nodes"]:
-                        loan = {"pod": of["pod"], "region": of["region"], "node": node}
-                        values["loans", json.dumps(loan)] = True
-                else:
-                    for holder in holders:
-                        if devices & {*holder["devices"]}:
-                            holder["pods"].append(of["pod"])
-        db.execute("DELETE FROM journal")
-        kept += [(*of, json.dumps(value)) for of, value in values.items()]
-        db.executemany("INSERT INTO journal VALUES (?, ?, ?)", kept)
-        db.execute("PRAGMA user_version = 3")
+    with contextlib.suppress(sqlite3.Error):
+        schema_3.rewrite(state / JOURNAL)
 
 
 FAIR = Wind("fair")

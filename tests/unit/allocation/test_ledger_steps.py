@@ -8,8 +8,11 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from doubles import schema_3
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,7 +21,7 @@ from test_state_unwritten import laxer
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
-from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
+from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, TenancyKey
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of, is_card, resource_names
 from fpga_plugin.errors import FpgaPluginError
@@ -82,8 +85,8 @@ class Steps(RuleBasedStateMachine):
 
     def open(self, expected: Change | None = None) -> None:
         self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
-        assert self.journal.real.set_aside is None
         if expected is not None:
+            assert self.journal.real.set_aside is None
             assert self.journal.real.snapshot == expected
         self.ledger = Ledger(
             prefix=PREFIX,
@@ -93,6 +96,9 @@ class Steps(RuleBasedStateMachine):
             aliases=self.aliases,
         )
         self.meant = {}
+        self.users: set[TenancyKey] = set()
+        self.worked_on: set[RegionId] = set()
+        self.ended: set[PodUid] = set()
         self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in self.views]
         self.lost = False
 
@@ -223,8 +229,9 @@ class Steps(RuleBasedStateMachine):
         allocation = self.ledger.allocations.get(one)
         if allocation is not None:
             self.learns(lambda: self.ledger.device_plugin.prestart_seen([one]))
-            with tolerated:
+            with self.tolerated():
                 for region in allocation.grants if program else ():
+                    self.worked_on.add(region)
                     self.ledger.work.working([region])
                     self.ledger.work.programmed(region, AFU)
                 self.ledger.device_plugin.started([allocation], debug)
@@ -255,6 +262,7 @@ class Steps(RuleBasedStateMachine):
 
     @rule(uids=st.sets(pods))
     def processes_end(self, uids) -> None:
+        self.ended |= uids
         self.happens_or_not(lambda: gone(self.ledger, *uids))
         if not self.journal.failing:
             left = [one.pod for one in self.ledger.tenancies.values() if one.left]
@@ -302,6 +310,7 @@ class Steps(RuleBasedStateMachine):
     @rule(region=one_region, blank=st.booleans(), afu=afus)
     def clean(self, region, blank, afu) -> None:
         before = self.ledger.record(region).condition
+        self.worked_on.add(region)
         self.happens_or_not(lambda: self.ledger.work.clean(region, afu, blank=blank))
         if self.ledger.record(region).condition in {Condition.BLANK, Condition.UNBLANKED}:
             assert before in {Condition.SCRUBBING, Condition.BLANK, Condition.UNBLANKED}
@@ -309,6 +318,7 @@ class Steps(RuleBasedStateMachine):
     @rule(region=one_region)
     def programmed(self, region) -> None:
         before = self.ledger.record(region).condition
+        self.worked_on.add(region)
         self.happens_or_not(lambda: self.ledger.work.programmed(region, AFU))
         if before not in {Condition.SCRUBBING, Condition.PROGRAMMED}:
             assert self.ledger.record(region).condition is before
@@ -320,7 +330,8 @@ class Steps(RuleBasedStateMachine):
     @rule(regions=some_regions, afu=afus)
     def scrub(self, regions, afu) -> None:
         """As a release does it; random steps alone rarely clean anything."""
-        with tolerated:
+        self.worked_on.update(regions)
+        with self.tolerated():
             self.ledger.work.working(regions)
             for region in dict.fromkeys(regions):
                 self.ledger.work.clean(region, afu, blank=True)
@@ -343,27 +354,54 @@ class Steps(RuleBasedStateMachine):
         if not boots:
             assert self.ledger.allocations == ended.model.snapshot.allocations
 
+    @rule()
+    def upgrade(self) -> None:
+        """From a release that wrote schema 3: who may be using a region may do so still."""
+        self.journal.real.close()
+        written = self.journal.model.snapshot
+        schema_3.rewrite(Path(self.folder) / "journal.sqlite3")
+        self.open()
+        assert "schema 3" in self.journal.real.doubt
+        assert self.ledger.allocations.keys() == written.allocations.keys()
+        users = {(one.key.region, one.key.pod) for one in self.ledger.tenancies.values()}
+        for one in written.tenancies.values():
+            allocation = written.allocations.get(DeviceId(one.key.region)) or (
+                written.allocations.get(DeviceId(card_of(one.key.region)))
+            )
+            named = allocation is not None and allocation.pod == one.key.pod
+            if (one.left and one.nodes) or named:
+                assert (one.key.region, one.key.pod) in users
+
     @precondition(lambda self: not self.journal.failing)
     @rule()
     def fold(self) -> None:
         self.journal.real.checkpoint()
 
-    def learns(self, step) -> None:
-        """It holds whether or not it could be written."""
+    @contextlib.contextmanager
+    def written_or_lost(self) -> Iterator[None]:
         try:
-            step()
+            yield
         except JournalError:
             assert self.journal.failing
             self.lost = True
+
+    @contextlib.contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """Steps of which each may be refused."""
+        with tolerated, self.written_or_lost():
+            yield
+
+    def learns(self, step) -> None:
+        """It holds whether or not it could be written."""
+        with self.written_or_lost():
+            step()
 
     def happens_or_not(self, step):
         """A step that raises has given nothing; what it took holds until it is written."""
         before = remembered(self.ledger, "")
         try:
-            return step()
-        except JournalError:
-            assert self.journal.failing
-            self.lost = True
+            with self.written_or_lost():
+                return step()
         except FpgaPluginError:
             # Allocate ends an allocation that only stands in the way; nothing else is changed.
             allocations = remembered(self.ledger, "").allocations
@@ -385,6 +423,15 @@ class Steps(RuleBasedStateMachine):
                         c for c in self.ledger.allocations if card_of(c) == allocation.device
                     ]
                     assert on_card == [allocation.device]
+
+    @invariant()
+    def who_may_use_a_region_is_forgotten_at_its_end_or_with_work_on_that_region(self) -> None:
+        if hasattr(self, "ledger"):
+            tenancies = self.ledger.tenancies
+            for one in self.users - tenancies.keys():
+                assert one.pod in self.ended or one.region in self.worked_on, one
+            self.users = {key for key, one in tenancies.items() if one.used and key.pod is not None}
+            self.worked_on, self.ended = set(), set()
 
     @invariant()
     def lists_are_the_table(self) -> None:
