@@ -213,6 +213,27 @@ def test_a_region_is_not_given_out_while_its_last_owner_runs():
         assert node.alveo()["afu_id"] == NOTHING
 
 
+def test_a_static_pod_that_comes_again_does_not_reset_the_card_under_its_first_instance():
+    """Invariant 7: nothing but the tenancy keeps a reset from a process of the same uid."""
+    with AlveoNode() as node:
+        cgroups = Cgroups(node.folder / "cgroup")
+        node.set(cgroup_root=str(cgroups.root))
+        node.up()
+        cgroups.set("uid-1", MAIN)
+        for _ in range(2):
+            answer = node.kubelet.allocate(P0, resource=ALVEO_REGIONS)
+            node.kubelet.checkpoint(("uid-1", "main", ALVEO_REGIONS, [P0], answer))
+            if node.alveo()["afu_id"] != VADD:
+                node.kubelet.prestart(P0, env=ask(), resource=ALVEO_REGIONS)
+        with pytest.raises(Refused) as refused:
+            node.kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS)
+        assert "still runs" in refused.value.message
+        assert node.alveo()["afu_id"] == VADD
+        cgroups.set("uid-1")
+        node.kubelet.prestart(P0, env=ask(OTHER), resource=ALVEO_REGIONS)
+        assert node.alveo()["afu_id"] == OTHER
+
+
 def test_a_node_that_comes_back_under_another_number_is_what_the_next_pod_gets():
     with AlveoNode().up() as node:
         kubelet = node.kubelet
