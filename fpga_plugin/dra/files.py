@@ -129,8 +129,12 @@ class ClaimFiles:
         """A claim, if no container may start with the file that it may have."""
         if owner is None:
             return None
-        # One that has ended has no device, which is a grant's error.
-        stale = self._ledger.dra.is_prepared(owner) or self._ledger.dra.grant_error(owner)
+        # Of one that has ended another claim may have the devices by now.
+        stale = (
+            owner.ended
+            or self._ledger.dra.is_prepared(owner)
+            or self._ledger.dra.grant_error(owner)
+        )
         return owner if stale else None
 
     async def _dropped(self, stale: ClaimOwner) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from doubles.cards import AFU, device, make_card
-from ledger_support import MemoryJournal, found, make_ledger, reopened
+from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub
 from test_dra_steps import POD, A, B, owner, prepare
 
 from fpga_plugin.allocation.journal.records import Allocation, ClaimOwner
@@ -89,6 +89,21 @@ def test_cards_that_swapped_their_numbers_while_the_plugin_was_away_start_no_con
     cdi.begin(ledger)
     assert cdi.shown() == set()
     assert not ledger.dra.is_prepared(ledger.claim_owners[A])
+
+
+def test_the_file_of_a_claim_that_ended_goes_though_another_claim_has_the_device_by_now(
+    cdi: Directory,
+):
+    """Its removal failed, and the plugin ended before kubelet asked again."""
+    ledger, journal = make_ledger(ONE)
+    prepare(ledger, ONE, 0, A)
+    cdi.write(ledger, A)
+    ledger.dra.end_claim(A)
+    ledger.work.end_tenancies(ledger.tenancies.left(ONE.regions[0].id))
+    scrub(ledger, ONE)
+    prepare(ledger, ONE, 0, B)
+    cdi.begin(again(journal, ONE))
+    assert cdi.shown() == {B}
 
 
 @pytest.mark.parametrize("cards", [(ONE, TWO), SWAPPED])
