@@ -188,6 +188,25 @@ def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted_and_no_other() ->
     assert taints(started, P0)[0].effect is Effect.NO_SCHEDULE
 
 
+def test_nothing_but_the_fault_evicts_a_pod_that_cannot_start() -> None:
+    ledger, _ = make_ledger(CARD)
+    own(ledger, P0)
+    ledger.work.working([R0])
+    ledger.work.faulted(R0, "x")
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    assert {one.key: one.effect for one in taints(ledger, P0)} == {
+        "faulted": Effect.NO_EXECUTE,
+        "drained": Effect.NO_SCHEDULE,
+    }
+
+
+def test_a_card_with_one_region_shares_its_counter_with_it() -> None:
+    card = make_card(3, nodes=(7,))
+    ledger, _ = make_ledger(card)
+    (region, whole) = told(ledger).values()
+    assert region.consumes == whole.consumes != {}
+
+
 def test_a_drained_card_keeps_its_devices_under_a_taint() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
     own(ledger, P0)

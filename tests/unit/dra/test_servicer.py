@@ -557,6 +557,27 @@ def test_after_a_change_the_health_of_the_changed_card_alone_is_looked_at(
     play(story)
 
 
+def test_a_change_of_one_card_is_told_though_another_is_noted_with_it(
+    play: Callable[..., None],
+) -> None:
+    other = make_card(7, nodes=(90, 91))
+
+    async def story(api: Api) -> None:
+        ledger = api.ledger
+        found(ledger, other, BLANK)
+        ledger.reconciled([other.id])
+        take(ledger, 1, P0)
+        take(ledger, 2, DeviceId(other.regions[0].id))
+        async with api.health() as health:
+            await health.next()
+            ledger.notify([other.id])
+            ledger.hardware.set_failing(CARD.id, {CARD.regions[0].id: TOO_HOT})
+            said = await health.next()
+            assert words(said)[dra_name(P0)] == ("UNHEALTHY", TOO_HOT.message)
+
+    play(story)
+
+
 def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
