@@ -105,9 +105,17 @@ class Snapshot:
         return self.allocations.get(region) or self.allocations.get(card_of(region))
 
     def of_others(self, claim: str) -> set[str]:
-        """Devices of all claims of DRA but one, and of those that ended and are not clean yet."""
-        rows = (row for uid, row in self.claim_owners.items() if uid != claim)
-        return {device for row in rows for device in row["devices"]}
+        """Devices of all claims of DRA but one, and of those that ended and are not clean yet.
+
+        Also those of pods by the other API, of whose end the plugin may not have heard.
+        """
+        rows = {uid: row["devices"] for uid, row in self.claim_owners.items() if uid != claim}
+        in_force = {
+            d for row in self.claim_owners.values() if not row["ended"] for d in row["devices"]
+        }
+        return {d for devices in rows.values() for d in devices} | (
+            self.allocations.keys() - in_force
+        )
 
 
 def node_of(state: Mapping[str, Any]) -> str:
