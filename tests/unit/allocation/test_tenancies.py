@@ -332,3 +332,28 @@ def test_of_an_allocation_with_which_somebody_may_have_started_unseen_each_tenan
     ledger.device_plugin.allocate(REGIONS, [P0])
     journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     assert only(reopened(journal, CARD)).used
+
+
+# ------------------------------------------------------------------ a scrub under an owner
+
+
+def test_the_scrub_of_one_region_of_a_card_says_nothing_of_the_others(ledger: Ledger) -> None:
+    """The owner of the card still used the other region: it is scrubbed at its end."""
+    ledger.device_plugin.allocate(WHOLE, [device(CARD)])
+    ledger.device_plugin.bind_pod([device(CARD)], POD)
+    start(ledger, device(CARD))
+    scrub(ledger, CARD, 0)
+    assert {one.region: one.used for one in ledger.tenancies.values()} == {R0: False, R1: True}
+
+
+def test_the_scrub_of_a_claims_region_ends_the_tenancy_of_a_pod_that_left_it(
+    ledger: Ledger,
+) -> None:
+    prepare(ledger, CARD, 0)
+    ledger.dra.join(A, [LATER])
+    assert all(one.used for one in ledger.tenancies.values())
+    ledger.dra.part(A, [LATER])
+    scrub(ledger, CARD, 0)
+    assert {one.pod: (one.used, one.left) for one in ledger.tenancies.values()} == {
+        LATER: (False, False)
+    }
