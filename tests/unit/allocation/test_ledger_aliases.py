@@ -235,6 +235,8 @@ BY_ID = ResourceName(f"{PREFIX}/region-{INTERFACE}")
         (SHELL, AliasBinding(INTERFACE, current=False), BY_ID, True),
         (SHELL, AliasBinding(OTHER_INTERFACE, current=True), BY_ID, True),
         (REGION, AliasBinding(INTERFACE, current=True), REGION, True),
+        (SHELL, AliasBinding(INTERFACE, current=True), SHELL, True),
+        (SHELL, AliasBinding(INTERFACE, current=False), SHELL, False),
     ],
 )
 def test_while_no_card_is_there_a_vendors_name_of_its_interface_id_alone_replaces_others(

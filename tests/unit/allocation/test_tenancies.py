@@ -357,3 +357,25 @@ def test_the_scrub_of_a_claims_region_ends_the_tenancy_of_a_pod_that_left_it(
     assert {one.pod: (one.used, one.left) for one in ledger.tenancies.values()} == {
         LATER: (False, False)
     }
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "stays"),
+    [
+        (LATER, "/dev/dfl-port.0", False),
+        (LATER, "/dev/elsewhere", False),
+        (POD, "/dev/dfl-port.0", False),  # the present tenancy has it, too
+        (POD, "/dev/elsewhere", True),
+        (POD, "/dev/dfl-port.1", True),  # the present tenancy of the other region has it
+    ],
+)
+def test_a_scrub_for_an_owner_ends_earlier_tenancies_but_of_the_owner_by_other_nodes(
+    ledger: Ledger, pod: PodUid, node: str, *, stays: bool
+) -> None:
+    """The owner's pod runs: it may still open what these lead to."""
+    ledger.device_plugin.allocate(WHOLE, [device(CARD)])
+    ledger.device_plugin.bind_pod([device(CARD)], POD)
+    ledger.commit(tenancy(R0, pod, node))
+    assert former(ledger, R0) == {pod}
+    scrub(ledger, CARD, 0)
+    assert former(ledger, R0) == ({pod} if stays else set())
