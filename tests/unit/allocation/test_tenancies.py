@@ -379,3 +379,34 @@ def test_a_scrub_for_an_owner_ends_earlier_tenancies_but_of_the_owner_by_other_n
     assert former(ledger, R0) == {pod}
     scrub(ledger, CARD, 0)
     assert former(ledger, R0) == ({pod} if stays else set())
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_owner_whose_regions_scrub_is_not_all_that_is_due_counts_as_its_user(
+    ledger: Ledger, *, ended: bool
+) -> None:
+    """So the region is scrubbed again when the allocation ends."""
+    own(ledger)
+    ledger.work.working([R0])
+    ledger.work.clean(R0, BLANK, blank=True, ended=ended)
+    assert only(ledger).used is not ended
+    ledger.device_plugin.release([P0])
+    expected = Condition.BLANK if ended else Condition.DIRTY
+    assert ledger.record(R0).condition is expected
+
+
+def test_a_look_at_a_region_that_is_clean_already_ends_nobodys_tenancy(ledger: Ledger) -> None:
+    """No scrub came between: whoever has its node may still write to it."""
+    ledger.commit(tenancy(R0, POD, "/dev/dfl-port.0"))
+    assert ledger.record(R0).condition is Condition.BLANK
+    ledger.work.clean(R0, BLANK, blank=True)
+    assert former(ledger, R0) == {POD}
+
+
+def test_a_tenancy_that_ended_meanwhile_is_not_ended_again(ledger: Ledger) -> None:
+    own(ledger)
+    ledger.device_plugin.release([P0])
+    left = ledger.tenancies.left(R0)
+    for _ in range(2):
+        ledger.work.end_tenancies(left)
+        assert not ledger.tenancies
