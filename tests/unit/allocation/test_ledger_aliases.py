@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from doubles.cards import INTERFACE, OTHER_INTERFACE, PREFIX, device, make_card
+from doubles.cards import AFU, INTERFACE, OTHER_INTERFACE, PREFIX, device, make_card
 from ledger_support import MemoryJournal, found, scrub
 
-from fpga_plugin.allocation.journal.records import AliasBinding
+from fpga_plugin.allocation.journal.records import AliasBinding, Change
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import Alias, InterfaceId, Resource
@@ -211,3 +211,60 @@ def test_while_no_card_is_there_the_names_of_the_last_ones_are_registered(
     assert not life(journal, OTHER, shells=True).naming.lists(by_id)
     assert life(journal, OTHER).naming.lists(by_id), "where nobody wants it"
     assert life(MemoryJournal(), OTHER, shells=True).naming.lists(by_id)
+
+
+THIRD_INTERFACE = InterfaceId("89abcdef0123456789abcdef01234567")
+THIRD = make_card(5, nodes=(6,), interface_id=THIRD_INTERFACE)
+
+
+def test_a_vendors_name_that_one_of_several_cards_has_is_not_taken_by_another(
+    journal: MemoryJournal,
+) -> None:
+    ledger = life(journal, ALVEO, THIRD, RENAMED, shells=True)
+    assert means(ledger, SHELL) == INTERFACE
+    assert SHELL not in ledger.naming.resources_of(RENAMED)
+
+
+BY_ID = ResourceName(f"{PREFIX}/region-{INTERFACE}")
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning", "asked", "listed"),
+    [
+        (SHELL, AliasBinding(INTERFACE, current=True), BY_ID, False),
+        (SHELL, AliasBinding(INTERFACE, current=False), BY_ID, True),
+        (SHELL, AliasBinding(OTHER_INTERFACE, current=True), BY_ID, True),
+        (REGION, AliasBinding(INTERFACE, current=True), REGION, True),
+        (SHELL, AliasBinding(INTERFACE, current=True), SHELL, True),
+        (SHELL, AliasBinding(INTERFACE, current=False), SHELL, False),
+    ],
+)
+def test_while_no_card_is_there_a_vendors_name_of_its_interface_id_alone_replaces_others(
+    journal: MemoryJournal,
+    name: ResourceName,
+    meaning: AliasBinding,
+    asked: ResourceName,
+    *,
+    listed: bool,
+) -> None:
+    ledger = life(journal, THIRD, shells=True)
+    ledger.commit(Change(alias_bindings={name: meaning}))
+    resource = ledger.naming.resource(asked)
+    assert resource is not None
+    assert ledger.naming.lists(resource) is listed
+
+
+def test_what_has_its_name_is_not_named_again(journal: MemoryJournal) -> None:
+    """Else each look at a card would write, and list every card again."""
+    ledger = life(journal, ALVEO, CARD, shells=True)
+    change = Change()
+    for card in (ALVEO, CARD):
+        ledger.naming.name_card(change, card)
+    assert change == Change()
+    functions = life(MemoryJournal(), functions=True)
+    functions.naming.name_function(change, CARD.regions[0].id, AFU)
+    assert len(change.resources) == 1
+    functions.commit(change)
+    again = Change()
+    functions.naming.name_function(again, CARD.regions[0].id, AFU)
+    assert again == Change()

@@ -363,6 +363,12 @@ def test_amds_plugin_names_a_card_by_its_user_functions_address(device: str) -> 
     assert set(devices.ledger.foreign) == {CARD.id}
 
 
+def test_a_card_is_left_alone_though_a_pod_has_another_ones_function_too() -> None:
+    devices = Devices(alive("pod-a"), entry(AMDS, f"{FUNCTIONS}1", "0000:ff:00.1"))
+    devices.look()
+    assert set(devices.ledger.foreign) == {CARD.id}
+
+
 @pytest.mark.parametrize("device", [f"{FUNCTIONS}1-x", "0000:ff:00.1", "no-address"])
 def test_another_card_of_amds_plugin_keeps_none_back(device: str) -> None:
     devices = Devices(alive("pod-a"), entry(AMDS, device))
@@ -414,6 +420,23 @@ def test_while_the_checkpoint_cannot_be_read_nothing_ends() -> None:
     assert leftovers.waits
     assert leftovers.problem
     assert set(devices.ledger.allocations) == {P0}
+
+
+def test_why_the_checkpoint_cannot_be_read_is_said_once_and_forgotten_once_it_can() -> None:
+    devices = Devices(alive())
+    devices.failing = True
+    with capture_logs() as logs:
+        leftovers = devices.look()
+        assert not leftovers._owners.doubtful
+        assert leftovers.waits, "nothing is known to be left, and nothing is known"
+        asyncio.run(leftovers.look())
+    assert [line["event"] for line in logs] == [
+        "kubelet's records cannot be read: nothing is released"
+    ]
+    devices.failing = False
+    asyncio.run(leftovers.look())
+    assert not leftovers.problem
+    assert not leftovers.waits
 
 
 def test_what_claims_have_is_theirs_when_their_own_api_serves() -> None:

@@ -15,6 +15,7 @@ from ledger_support import (
     start,
 )
 
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
@@ -268,3 +269,20 @@ def test_a_list_that_did_not_change_is_the_same_object() -> None:
     again = lists.devices(REGIONS)
     ledger.device_plugin.kubelet_found("life 2")
     assert lists.devices(REGIONS) is again
+
+
+@pytest.mark.parametrize("advertise", [Advertise.BOTH, Advertise.REGION, Advertise.WHOLE])
+def test_a_card_with_its_vendors_name_is_listed_by_it_whatever_is_advertised(
+    advertise: Advertise,
+) -> None:
+    """That name is the only one that it has."""
+    name = ResourceName("amd.com/xilinx_u55c_gen3x16_xdma_base_3-0")
+    journal = MemoryJournal()
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", shells=True
+    )
+    found(ledger, replace(CARD, vendor_resource=name))
+    scrub(ledger, CARD)
+    lists = make_lists(ledger, advertise=advertise)
+    assert lists.resources() == (name,)
+    assert shown(lists, name) == {P0: True, P1: True}

@@ -76,6 +76,48 @@ def test_of_two_rings_the_one_that_has_enough():
     assert choose(3, rings=((A, D), (C, E, F))) == "CEF"
 
 
+def test_a_row_that_comes_later_in_the_table_and_has_smaller_ids_is_taken():
+    assert choose(2, rings=((E, F, A, C),)) == "AC"
+    assert choose(2, rings=((E, F), (A, C))) == "AC"
+
+
+TWO = [make_card(number, nodes=(2 * number, 2 * number + 1)) for number in range(6)]
+A0, A1, B0, B1, C0, C1, *_ = (f"{card.id}-p{port}" for card in TWO for port in (0, 1))
+
+
+def choose_of_two(
+    size: int, *, free: str = "ABCDEF", must: tuple[str, ...] = (), owned: tuple[str, ...] = ()
+) -> list[str]:
+    """Which regions are taken, of cards with two regions each."""
+    ledger, _ = make_ledger(*TWO)
+    lists = make_lists(ledger)
+    (resource,) = (r for r in lists.resources() if "/region-" in r)
+    for device in owned:
+        ledger.device_plugin.allocate(resource, [device])
+    ids = [
+        r.id
+        for card, letter in zip(TWO, "ABCDEF", strict=True)
+        if letter in free
+        for r in card.regions
+    ]
+    available = [device for device in ids if device not in owned]
+    return preferred(ledger, lists.devices(resource), available, must, size, rings=(RING,))
+
+
+def test_a_region_of_a_row_whose_cards_are_all_taken_already():
+    assert choose_of_two(3, must=(A0, C0)) == [A0, C0, A1]
+
+
+def test_of_cards_with_several_regions_the_smallest_ids_of_the_smallest_row():
+    assert choose_of_two(3) == [A0, A1, C0]
+
+
+def test_what_one_card_can_give_is_chosen_as_without_a_table():
+    """A row is for who uses the cables: here the card whose other regions are owned is used up."""
+    assert choose_of_two(1, owned=(B0,)) == [B1]
+    assert choose_of_two(2, must=(B1,), owned=(B0,)) == [B1, A0]
+
+
 def test_the_setting_names_each_card_once():
     assert parse_neighbours("0000:10:00.0+0000:12:00.0, 0000:14:00.0+0000:15:00.0") == (
         ("0000-10-00.0", "0000-12-00.0"),

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doubles.cards import REGIONS
-from ledger_support import make_ledger, start
-from obstacle_reasons import BOARD, CARD, D0, OTHER, R0, REASONS
+from doubles.cards import REGIONS, WHOLE
+from ledger_support import make_ledger, start, tenancy
+from obstacle_reasons import BOARD, CARD, D0, OTHER, R0, R1, REASONS
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
-from fpga_plugin.allocation.journal.records import (
-    Condition,
-)
+from fpga_plugin.allocation.journal.records import Change, Condition, Fact
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.names import LEAVE_DRA
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -74,6 +73,14 @@ def test_what_helps_beside_the_runbook_is_the_operators(ledger: Ledger) -> None:
     assert one.told == "fatal: 2 errors; `fpga-plugin card retry`"
     assert str(one.refusal()).endswith(": `fpga-plugin card retry`")
     assert "retry" not in str(one.refusal().for_tenant())
+
+
+def test_of_what_is_no_failure_the_cause_alone_is_told(ledger: Ledger) -> None:
+    """The operator's command is in the refusal, and in status."""
+    REASONS[ObstacleKind.KEPT](ledger)
+    (one,) = ledger.obstacles.of(D0)
+    assert one.operator
+    assert one.told == one.cause != ""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REASONS if kind.stops & Stops.ALLOCATE])
@@ -185,3 +192,45 @@ def test_the_table_of_the_documents_is_made_from_the_code() -> None:
     tool = runpy.run_path(str(ROOT / "docs/obstacles.py"))
     text = path.read_text()
     assert tool["rewritten"](text) == text, "run `make docs`"
+
+
+def test_of_two_pods_with_a_regions_node_the_one_that_can_be_deleted_is_named(
+    ledger: Ledger,
+) -> None:
+    node = CARD.regions[0].grant.nodes[0]
+    ledger.commit(tenancy(R1, "left", node))
+    ledger.commit(tenancy(OTHER.regions[0].id, "runs", node, left=False))
+    (one,) = (each for each in ledger.obstacles.of(D0) if each.kind is ObstacleKind.STRANGER)
+    assert one.operator == f"delete the pod that holds {OTHER.regions[0].id}"
+
+
+def test_a_card_of_which_a_claim_may_have_devices_says_why_and_what_ends_that(
+    ledger: Ledger,
+) -> None:
+    ledger.keep_back([CARD.id])
+    assert "rows were lost" not in ledger.obstacles.first(D0, Stops.ALLOCATE).message
+    ledger.commit(Change(facts={Fact.RESOURCE_CLAIMS: "rows were lost"}))
+    one = ledger.obstacles.first(D0, Stops.ALLOCATE)
+    assert one.message == f"who has card {CARD.id} is not known: rows were lost"
+    assert (one.tenant, one.operator) == (LEAVE_DRA, LEAVE_DRA)
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_card_whose_reset_rebinds_its_driver_is_not_kept_back_by_it(
+    ledger: Ledger, *, resets: bool
+) -> None:
+    """Such a reset is a part of each scrub: what was begun is ended by the next one."""
+    ledger.show(replace(CARD, resets=resets))
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
+    assert (ObstacleKind.REBINDING in kinds(ledger)) is not resets
+
+
+@pytest.mark.parametrize("owned", [D0, BOARD, None])
+def test_a_debug_hold_that_is_not_decided_names_the_owners_device(
+    ledger: Ledger, owned: DeviceId | None
+) -> None:
+    if owned is not None:
+        ledger.device_plugin.allocate(WHOLE if owned == BOARD else REGIONS, [owned])
+    REASONS[ObstacleKind.UNDECIDED](ledger)
+    (one,) = (each for each in ledger.obstacles.of(R0) if each.kind is ObstacleKind.UNDECIDED)
+    assert one.device == owned

@@ -13,13 +13,13 @@ from ledger_support import make_ledger
 from structlog.testing import capture_logs
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Change
+from fpga_plugin.allocation.journal.records import Change, ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
-from fpga_plugin.kubernetes.names import PodUid, ResourceName
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -151,3 +151,99 @@ def test_a_pod_with_any_device_of_another_plugin_leaves_the_card_alone(ids: list
     ledger, _ = make_ledger(CARD)
     adopt(owners_of(ledger), records(held(*ids)))
     assert set(ledger.foreign) == {CARD.id}
+
+
+# ------------------------------------------------------------------ whose an allocation is
+
+
+class Cgroups:
+    """Of pods that are known to be gone, and of others."""
+
+    def __init__(self, *gone: str) -> None:
+        self.gone = gone
+
+    def state(self, pod: PodUid) -> PodPresence:
+        return PodPresence.GONE if pod in self.gone else PodPresence.ALIVE
+
+
+def owned(pod: str | None = "a") -> Ledger:
+    """A ledger that knows who has P0."""
+    ledger, _ = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    if pod is not None:
+        ledger.device_plugin.bind_pod([P0], PodUid(pod))
+    return ledger
+
+
+def test_a_record_of_a_pod_that_is_gone_takes_nothing_from_the_owner() -> None:
+    """Kubelet's checkpoint keeps what dead pods had."""
+    ledger = owned()
+    number = ledger.allocations[P0].number
+    owners = Owners(ledger, Cgroups("b"), Records())  # type: ignore[arg-type]
+    adopt(owners, records(held(P0, pod="b")))
+    assert (ledger.allocations[P0].pod, ledger.allocations[P0].number) == ("a", number)
+    adopt(owners, records(held(P0, pod="c")))
+    assert ledger.allocations[P0].pod == "c", "of one that runs, it does"
+
+
+@pytest.mark.parametrize(
+    ("pod", "entries", "adopted"),
+    [
+        ("a", [held(P0, pod="a")], 0),
+        ("a", [held(P0, pod="a"), held(P0, pod="b")], 0),
+        (None, [held(P0, pod="a")], 0),
+        ("a", [held(P0, pod="b")], 1),
+        ("a", [held(P0, pod="a"), held(P1, pod="b")], 1),
+    ],
+)
+def test_what_the_ledger_knew_is_not_counted_as_adopted(
+    pod: str | None, entries: list[CheckpointEntry], adopted: int
+) -> None:
+    owners = owners_of(owned(pod))
+    assert owners.adopted == 0
+    adopt(owners, records(*entries))
+    assert not owners.doubtful
+    assert owners.adopted == adopted
+
+
+def test_one_of_a_pods_entries_for_a_device_names_the_allocations_resource() -> None:
+    """Another container of the pod may still have it by the name of before."""
+    ledger = owned(None)
+    old = ResourceName(REGIONS.replace(PREFIX, "old.example"))
+    adopt(owners_of(ledger), records(held(P0, pod="a", resource=old), held(P0, pod="a")))
+    assert ledger.allocations[P0].pod == "a"
+
+
+@pytest.mark.parametrize("pod", ["a", None])
+def test_a_device_that_a_claim_has_is_not_given_to_a_pod_that_the_checkpoint_names(
+    pod: str | None,
+) -> None:
+    """What the journal says of both may be damaged: then nobody new gets any of the card."""
+    ledger = owned(pod)
+    claim = ClaimOwner(ClaimUid("claim-a"), "space", "claim", (P0,), {P0: ("fpga",)})
+    ledger.commit(Change(claim_owners={claim.uid: claim}))
+    before = ledger.allocations[P0]
+    adopt(owners_of(ledger), records(held(P0, pod="b")))
+    assert ledger.allocations[P0] == before
+    assert ledger.unreconciled == ({CARD.id} if pod else set())
+
+
+def test_one_comparison_ends_before_the_next_begins() -> None:
+    """Each applies what it read: the older of two must not come after the newer."""
+    ledger, _ = make_ledger(CARD)
+    owners = owners_of(ledger)
+    order: list[str] = []
+
+    async def checkpoint() -> Checkpoint:
+        order.append("begins")
+        await asyncio.sleep(0)
+        order.append("ends")
+        return records()
+
+    owners._pods.checkpoint = checkpoint  # type: ignore[method-assign]
+
+    async def both() -> None:
+        await asyncio.gather(owners.read(), owners.read())
+
+    asyncio.run(both())
+    assert order == ["begins", "ends"] * 2

@@ -283,3 +283,15 @@ def test_nothing_that_kubelet_could_send_raises(available, must, size) -> None:
     answer = there.ask([*available, *there.all()], min(size, 100), must)
     assert len(answer) <= max(size, 0)
     assert set(answer) <= {*available, *must, *there.all()}
+
+
+def test_the_smallest_ids_decide_between_numa_nodes_whichever_cards_are_partitioned() -> None:
+    """Each node has a card that is partitioned and one that is not; the smallest id is on FIRST."""
+    first, second = make_card(1, nodes=(0,)), make_card(2, nodes=(1, 2), numa_node=1)
+    third, fourth = make_card(3, nodes=(3,), numa_node=1), make_card(4, nodes=(4, 5))
+    there = node(first, second, third, fourth)
+    owned = [device(second, 1), device(fourth, 1)]
+    for each in owned:
+        there.ledger.device_plugin.allocate(REGIONS, [each])
+    free = [each for each in there.all() if each not in owned]
+    assert there.ask(free, 2) == [device(first, 0), device(fourth, 0)]

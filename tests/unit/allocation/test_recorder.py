@@ -33,11 +33,13 @@ REFUSAL = InvalidRequestError("FPGA_REGION_1: not an interface id")
 class Sink(list[Event]):
     """Keeps Events instead of posting them."""
 
+    closed = False
+
     def record(self, event: Event) -> None:
         self.append(event)
 
     async def close(self) -> None:
-        pass
+        self.closed = True
 
 
 def directory(kubelet: Kubelet | None) -> PodDirectory:
@@ -60,8 +62,9 @@ def told(
         )
         await story(recorder)
         while recorder._lookups:
-            await asyncio.wait(recorder._lookups)
+            await asyncio.gather(*recorder._lookups)
         await recorder.close()
+        assert sink.closed
         return list(sink)
 
     return asyncio.run(main())
@@ -157,7 +160,9 @@ def test_look_ups_are_bounded_and_end_with_the_plugin() -> None:
         await refuse(UNNAMED, REFUSAL, times=100)(recorder)
         await asyncio.sleep(0)
         assert kubelet.calls == MAX_LOOKUPS
+        lookups = set(recorder._lookups)
         await recorder.close()
+        assert all(task.cancelled() for task in lookups), "they have ended, too"
 
     assert told(story, kubelet) == []
 
@@ -180,6 +185,8 @@ def test_where_events_are_off_nothing_is_asked() -> None:
         recorder = EventRecorder(None, node_name="node-1", pods=directory(kubelet), observer=Mock())
         recorder.refused(UNNAMED, DEVICES, REFUSAL)
         recorder.card_failed(CARD, "gone")
+        recorder.about_pod(POD, NAME, "FpgaRegionKept", "it is kept")
+        assert not recorder._lookups
         await recorder.close()
         assert kubelet.calls == 0
 
@@ -202,3 +209,11 @@ def test_the_node_hears_of_foreign_slices() -> None:
     (event,) = told(story)
     assert event.subject == Subject("Node", "node-1", "", "node-1")
     assert (event.reason, event.note) == ("FpgaForeignSlices", "'evil' of node 'node-a'")
+    assert event.warning
+
+
+def test_a_warning_is_seen_where_events_are_off() -> None:
+    observer = Mock()
+    recorder = EventRecorder(None, node_name=None, pods=directory(None), observer=observer)
+    recorder.warned(UNNAMED, DEVICES, "it has no effect")
+    observer.warned.assert_called_once_with(UNNAMED, DEVICES, "it has no effect")

@@ -332,3 +332,81 @@ def test_of_an_allocation_with_which_somebody_may_have_started_unseen_each_tenan
     ledger.device_plugin.allocate(REGIONS, [P0])
     journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     assert only(reopened(journal, CARD)).used
+
+
+# ------------------------------------------------------------------ a scrub under an owner
+
+
+def test_the_scrub_of_one_region_of_a_card_says_nothing_of_the_others(ledger: Ledger) -> None:
+    """The owner of the card still used the other region: it is scrubbed at its end."""
+    ledger.device_plugin.allocate(WHOLE, [device(CARD)])
+    ledger.device_plugin.bind_pod([device(CARD)], POD)
+    start(ledger, device(CARD))
+    scrub(ledger, CARD, 0)
+    assert {one.region: one.used for one in ledger.tenancies.values()} == {R0: False, R1: True}
+
+
+def test_the_scrub_of_a_claims_region_ends_the_tenancy_of_a_pod_that_left_it(
+    ledger: Ledger,
+) -> None:
+    prepare(ledger, CARD, 0)
+    ledger.dra.join(A, [LATER])
+    assert all(one.used for one in ledger.tenancies.values())
+    ledger.dra.part(A, [LATER])
+    scrub(ledger, CARD, 0)
+    assert {one.pod: (one.used, one.left) for one in ledger.tenancies.values()} == {
+        LATER: (False, False)
+    }
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "stays"),
+    [
+        (LATER, "/dev/dfl-port.0", False),
+        (LATER, "/dev/elsewhere", False),
+        (POD, "/dev/dfl-port.0", False),  # the present tenancy has it, too
+        (POD, "/dev/elsewhere", True),
+        (POD, "/dev/dfl-port.1", True),  # the present tenancy of the other region has it
+    ],
+)
+def test_a_scrub_for_an_owner_ends_earlier_tenancies_but_of_the_owner_by_other_nodes(
+    ledger: Ledger, pod: PodUid, node: str, *, stays: bool
+) -> None:
+    """The owner's pod runs: it may still open what these lead to."""
+    ledger.device_plugin.allocate(WHOLE, [device(CARD)])
+    ledger.device_plugin.bind_pod([device(CARD)], POD)
+    ledger.commit(tenancy(R0, pod, node))
+    assert former(ledger, R0) == {pod}
+    scrub(ledger, CARD, 0)
+    assert former(ledger, R0) == ({pod} if stays else set())
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_owner_whose_regions_scrub_is_not_all_that_is_due_counts_as_its_user(
+    ledger: Ledger, *, ended: bool
+) -> None:
+    """So the region is scrubbed again when the allocation ends."""
+    own(ledger)
+    ledger.work.working([R0])
+    ledger.work.clean(R0, BLANK, blank=True, ended=ended)
+    assert only(ledger).used is not ended
+    ledger.device_plugin.release([P0])
+    expected = Condition.BLANK if ended else Condition.DIRTY
+    assert ledger.record(R0).condition is expected
+
+
+def test_a_look_at_a_region_that_is_clean_already_ends_nobodys_tenancy(ledger: Ledger) -> None:
+    """No scrub came between: whoever has its node may still write to it."""
+    ledger.commit(tenancy(R0, POD, "/dev/dfl-port.0"))
+    assert ledger.record(R0).condition is Condition.BLANK
+    ledger.work.clean(R0, BLANK, blank=True)
+    assert former(ledger, R0) == {POD}
+
+
+def test_a_tenancy_that_ended_meanwhile_is_not_ended_again(ledger: Ledger) -> None:
+    own(ledger)
+    ledger.device_plugin.release([P0])
+    left = ledger.tenancies.left(R0)
+    for _ in range(2):
+        ledger.work.end_tenancies(left)
+        assert not ledger.tenancies
