@@ -51,5 +51,5 @@ def _rows(rings: Rings) -> Iterator[tuple[CardId, ...]]:
     """Every row of cards that lie in a ring one after the other."""
     for ring in rings:
         for length in range(2, len(ring) + 1):
-            for first in range(len(ring) if length < len(ring) else 1):
+            for first in range(len(ring)):
                 yield tuple(ring[(first + step) % len(ring)] for step in range(length))

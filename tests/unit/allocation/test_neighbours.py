@@ -86,7 +86,12 @@ A0, A1, B0, B1, C0, C1, *_ = (f"{card.id}-p{port}" for card in TWO for port in (
 
 
 def choose_of_two(
-    size: int, *, free: str = "ABCDEF", must: tuple[str, ...] = (), owned: tuple[str, ...] = ()
+    size: int,
+    *,
+    free: str = "ABCDEF",
+    must: tuple[str, ...] = (),
+    owned: tuple[str, ...] = (),
+    rings=(RING,),
 ) -> list[str]:
     """Which regions are taken, of cards with two regions each."""
     ledger, _ = make_ledger(*TWO)
@@ -101,7 +106,7 @@ def choose_of_two(
         for r in card.regions
     ]
     available = [device for device in ids if device not in owned]
-    return preferred(ledger, lists.devices(resource), available, must, size, rings=(RING,))
+    return preferred(ledger, lists.devices(resource), available, must, size, rings=rings)
 
 
 def test_a_region_of_a_row_whose_cards_are_all_taken_already():
@@ -110,6 +115,10 @@ def test_a_region_of_a_row_whose_cards_are_all_taken_already():
 
 def test_of_cards_with_several_regions_the_smallest_ids_of_the_smallest_row():
     assert choose_of_two(3) == [A0, A1, C0]
+
+
+def test_where_a_whole_ring_begins_in_the_table_says_nothing():
+    assert choose_of_two(3, rings=((C, A),)) == [A0, A1, C0]
 
 
 def test_what_one_card_can_give_is_chosen_as_without_a_table():
