@@ -5,6 +5,7 @@ is in tests/integration/test_pod_sources.py.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -144,9 +145,10 @@ def waits(words: str) -> ContainerState:
 def starts(source: StockEnvironment) -> str:
     """Who starts now on the devices; empty: it is not known."""
     try:
-        who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=False))
+        who, env = asyncio.run(source.ask(BOTH, [P0], fresh=False))
     except NoSourceError:
         return ""
+    assert env == {"init": ASKS, "app": OTHER}[who.container], "the variables are that container's"
     return who.container
 
 
@@ -202,6 +204,19 @@ def test_no_words_of_an_older_sandbox_prove_anything_ever(pods: Pods) -> None:
     assert not starts(source), "the status still quotes them, and the init container starts"
 
 
+def test_a_quote_that_comes_late_proves_who_starts_where_cgroups_alone_show_the_sandbox(
+    pods: Pods,
+) -> None:
+    """Kubelet before Kubernetes 1.29. The question before it changes nothing."""
+    source = of(pods, Cgroups("pause"))
+    assert not starts(source)
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(sandbox=None)
+    assert not starts(source), "kubelet does not quote them yet"
+    pods.shows(app=waits("own words"), sandbox=None)
+    assert starts(source) == "app"
+
+
 def test_what_was_known_before_a_question_without_an_answer_is_known_after_it(pods: Pods) -> None:
     """Kubelet may quote another refusal by then, or none."""
     source = of(pods, Cgroups("pause"))
@@ -253,10 +268,36 @@ def test_a_status_that_still_changes_proves_nothing(lagging: Pods) -> None:
     assert time.monotonic() - begin >= SETTLE
 
 
+def test_what_a_lagging_status_proves_has_to_hold_until_it_has_settled(
+    lagging: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 2: a status is polled more often than that, and the next one may say the same."""
+    monkeypatch.setattr(environment, "POLL", 0.001)
+    source = asked_about(lagging)
+    runs = ContainerState(Phase.RUNNING, started=9)
+
+    def soon() -> None:
+        change = functools.partial(lagging.shows, app=waits("own words"), init=runs)
+        asyncio.get_running_loop().call_later(SETTLE / 2, change)
+
+    lagging.on_read = soon
+    assert not starts(source)
+
+
 def test_a_status_that_lags_is_not_asked_for_all_the_time(lagging: Pods) -> None:
     source = asked_about(lagging, init=ContainerState(Phase.RUNNING, started=9))
     assert not starts(source)
     assert lagging.reads == 2, "at once, and after a while"
+
+
+def test_a_status_is_read_twice_even_if_the_first_read_takes_all_the_time(
+    lagging: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no container would ever start behind an API server that is as slow as that."""
+    source = asked_about(lagging)
+    monkeypatch.setattr(environment, "PATIENCE", 0.0)
+    assert starts(source) == "app"
+    assert lagging.reads == 2
 
 
 def test_in_a_sandbox_that_nobody_shows_nothing_of_an_older_one_counts(pods: Pods) -> None:

@@ -334,6 +334,14 @@ def test_hardware_that_fails_during_the_last_look_is_given_to_nobody(scene: Scen
     scene.refused(task, RefusedError, "thermal")
 
 
+def test_a_plugin_that_ends_during_the_last_look_hands_nothing_over(scene: Scene):
+    """Kubelet gets no answer any more, so the journal must not say that the container started."""
+    task = scene.prepare(scene.admit(scene.regions[0]), AFU)
+    closing = scene.plugin.begin(scene.plugin.prestarts.close())
+    assert closing.done()
+    scene.refused(task, NotFinishedError)
+
+
 def test_one_card_that_does_not_answer_holds_up_no_other(scene: Scene):
     first, other, second = scene.regions
     hangs = scene.prepare(scene.admit(first), AFU)
@@ -467,11 +475,29 @@ def test_before_kubelets_records_were_read_a_start_touches_its_own_region_alone(
 
 
 def test_a_result_that_was_fetched_does_not_expire(scene: Scene):
-    region = scene.regions[0]
+    region, failed = scene.regions[0], []
+    scene.plugin.loop.set_exception_handler(lambda _, what: failed.append(what))
     scene.start(scene.admit(region), AFU)
     while scene.plugin.loop.pass_time():
         pass
     assert scene.condition(region) is Condition.PROGRAMMED
+    assert failed == []
+
+
+def test_a_failure_that_nobody_fetched_expires_like_a_result(scene: Scene):
+    region, failed = scene.regions[0], []
+    scene.plugin.loop.set_exception_handler(lambda _, what: failed.append(what))
+    scene.images.mislabelled = OTHER_AFU
+    pod = scene.admit(region)
+    task = scene.prestart(pod, AFU)
+    scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
+    task.cancel()
+    scene.plugin.work()
+    assert "preparation failed" in scene.logged
+    while scene.plugin.loop.pass_time():
+        scene.plugin.work()
+    assert "a preparation expired unused" in scene.logged
+    assert failed == []
 
 
 @pytest.mark.parametrize("fetched", [True, False])

@@ -29,7 +29,13 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
 from fpga_plugin.dra import driver as module
-from fpga_plugin.dra.driver import DraDriver, check, make_directories, socket_path
+from fpga_plugin.dra.driver import (
+    DraDriver,
+    check,
+    make_directories,
+    open_leftovers,
+    socket_path,
+)
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.kubernetes.grpc import fixed_socket
@@ -445,6 +451,19 @@ def test_what_the_driver_does_while_it_serves(make: Callable[[], DraDriver]) -> 
         assert list(work) == ["registration", "claims", "files", "slices", "node"]
         for one in work.values():
             one.close()
+
+    play(story)
+
+
+@pytest.mark.usefixtures("root")
+def test_what_dra_left_is_looked_up_in_kubelets_record(ledger: Ledger) -> None:
+    """The device plugin API serves now, and a claim's devices are free once kubelet says so."""
+
+    async def story() -> None:
+        operations: Any = SimpleNamespace(ledger=ledger)
+        left = open_leftovers(SETTINGS, operations, CardQueue(interval=LIMIT))
+        assert not await left.reconcile()
+        assert left.problem.startswith("kubelet's record ./dra_manager_state is not there")
 
     play(story)
 

@@ -38,6 +38,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy, ServedApi
+from fpga_plugin.settings.values import CdiDevices
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
 B = ClaimUid("00000000-0000-4000-8000-00000000000b")
@@ -98,8 +99,9 @@ class ClaimScene(Scene):
         cards: tuple[int, ...] = (2, 1),
         memory: bool = False,
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
+        cdi_devices: CdiDevices | None = None,
     ) -> None:
-        self.folder, self.recovery = folder, recovery
+        self.folder, self.recovery, self.cdi_devices = folder, recovery, cdi_devices
         self.pods: list[Pod] = []
         self.touched: list[RegionId] = []
         self.on_touch: Callable[[], object] = lambda: None
@@ -125,6 +127,7 @@ class ClaimScene(Scene):
                 "node_name": "node-a",
                 "cdi_dir": str(self.folder / "cdi"),
                 "kubelet_root": str(self.folder),
+                "cdi_devices": self.cdi_devices,
             },
         )
         self.plugin.loop._now = BEGIN
@@ -256,6 +259,16 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
     assert scene.lifecycle.read[A] == scene.server.claims[A], "to say whose a later refusal is"
+
+
+def test_prepare_adds_the_cdi_devices_that_the_operator_set(
+    make: Callable[..., ClaimScene],
+) -> None:
+    board = "vendor.com/opencl=board"
+    scene = make(cdi_devices=CdiDevices(((REGIONS, board),)))
+    scene.allocated(A, scene.regions[0])
+    (answer,) = scene.prepared()
+    assert answer.cdi_ids[1:] == (board,)
 
 
 def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: ClaimScene) -> None:

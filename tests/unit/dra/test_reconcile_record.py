@@ -820,3 +820,36 @@ def test_once_the_record_was_read_it_is_known_who_has_what_dra_gave(scene: Recor
     scene.write({})
     assert scene.look()
     assert not scene.ledger.resource_claims_unknown
+
+
+def test_a_claim_that_cannot_be_adopted_leaves_no_question_that_dra_would_have_to_answer(
+    scene: RecordScene,
+) -> None:
+    """DRA serves. Its card stays back, and the reason is the record, not that DRA is away."""
+    scene.forgotten()
+    scene.restart()
+    scene.ledger.resource_claims_unknown = "DRA served this node"
+    scene.pod("pod-1")
+    one = scene.regions[0]
+    scene.write({A: (f"{name(card_of(one))}-px",)})
+    assert scene.look()
+    assert scene.ledger.unreconciled == {card_of(one)}
+    assert not scene.ledger.resource_claims_unknown
+
+
+def test_a_claim_that_cannot_be_journalled_is_adopted_at_the_next_look(
+    scene: RecordScene,
+) -> None:
+    """Invariant 9: until then nobody else gets its card."""
+    one = scene.regions[0]
+    scene.forgotten()
+    scene.restart()
+    scene.pod("pod-1")
+    scene.write({A: (name(one),)})
+    scene.journal.failing = 1
+    assert not scene.look()
+    assert "claim adopted" not in scene.logged
+    assert card_of(one) in scene.ledger.unreconciled
+    assert scene.look()
+    assert A in scene.ledger.claim_owners
+    assert not scene.ledger.unreconciled
