@@ -111,7 +111,7 @@ class Snapshot:
         """
         rows = {uid: row["devices"] for uid, row in self.claim_owners.items() if uid != claim}
         in_force = {
-            d for row in self.claim_owners.values() if not row["ended"] for d in row["devices"]
+            d for row in self.claim_owners.values() if not row.get("ended") for d in row["devices"]
         }
         return {d for devices in rows.values() for d in devices} | (
             self.allocations.keys() - in_force
