@@ -294,7 +294,7 @@ def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim()
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_a_pod_of_the_other_api_has_by_the_journal_is_no_claims(ended: bool):  # noqa: FBT001  # a case
+def test_what_a_pod_of_the_other_api_has_by_the_journal_is_no_claims(*, ended: bool):
     rows = {"a": {"devices": [P0], "ended": ended}}
     found = checking.Snapshot(claim_owners=rows, allocations={P0: {}, P1: {}})
     assert found.of_others("a") == ({P0, P1} if ended else {P1})
