@@ -31,6 +31,10 @@ class World(Scene):
         self.reports: list[Report] = []
         self.operations.observer.reported = self.reports.append  # type: ignore[method-assign]
 
+    def _touch(self, region: RegionId) -> None:
+        assert self.resets < 9, "the card is reset again and again"
+        super()._touch(region)
+
     def settle(self) -> None:
         """Let threads finish and waits end, some seconds of them."""
         for _ in range(50):
@@ -189,6 +193,28 @@ def test_a_reset_that_failed_says_why_and_is_tried_again(world: World) -> None:
     assert world.resets == 1
     assert world.condition(world.region) is Condition.BLANK
     assert not world.scrubber_waits
+
+
+@pytest.mark.xfail(
+    raises=AssertionError,
+    reason="the look after a reset adds the card to the queue again, so the pause is left out",
+)
+@pytest.mark.parametrize("why", ["the blank fails", "the node is open"])
+def test_a_scrub_that_failed_after_the_reset_pauses_before_the_next(world: World, why: str) -> None:
+    """A reset takes seconds, and ends whatever has the node."""
+    world.leave()
+    region = world.region
+
+    def fail() -> None:
+        if why == "the blank fails":
+            world.rack.bad_prs = ["error"]
+        else:
+            world.plugin.loop.call_soon(world.rack.slot(region).opens.add, "a process")
+
+    world.on_touch = fail
+    world.plugin.work()
+    assert world.condition(region) is Condition.DIRTY
+    assert world.resets == 1
 
 
 # ------------------------------------------------------------------ the reset itself
