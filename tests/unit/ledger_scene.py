@@ -57,6 +57,8 @@ class Scene:
     Args:
         cards: how many regions each has.
         memory: the first card's can be cleared.
+        resets: every card is reset as a whole between two owners.
+        owner_loads: a blank region is left to its owner, who loads images himself.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Scene:
         *,
         cards: Sequence[int] = (2, 1),
         memory: bool = False,
+        resets: bool = False,
+        owner_loads: bool = False,
         policy: PolicyFile | None = None,
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
         scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
@@ -75,6 +79,8 @@ class Scene:
         self.images = RememberedImages()
         self.logged: list[str] = []
         boards = make_boards([(n, memory and not number) for number, n in enumerate(cards)])
+        for board in boards:
+            board.card = replace(board.card, resets=resets, owner_loads=owner_loads)
         self.rack = Rack(boards, self._touch)
         self.journal = MemoryJournal()
         self.plugin = Plugin(

@@ -186,9 +186,11 @@ class Rack:
         accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
         done: what was done to regions, in order: (reset, region), (settings, region, which),
-            (program, region, AFU id), and to a card's memory: (memory, card).
+            (program, region, AFU id), (leave, region); and to a card: (memory, card),
+            (reset card, card).
         lent: regions for which drivers of the plugin's are bound.
         limits: of every card's user clock.
+        resets_move: the nodes of a card that was reset come back under other numbers.
     """
 
     def __init__(self, boards: Sequence[Board], touched: Callable[[RegionId], None]) -> None:
@@ -203,6 +205,7 @@ class Rack:
         self.lent: set[RegionId] = set()
         self.numbers_now: dict[RegionId, Mapping[str, str]] = {}
         self.limits: ClockLimits | None = None
+        self.resets_move = True
 
     def _operate(self) -> None:
         if self.operations is not None:
@@ -328,6 +331,28 @@ class Rack:
         if not board.present:
             raise CardGoneError(f"card {card} is gone")
 
+    def reset(self, card: Card) -> None:
+        """Who has a node is gone, and the node may be another one; data stay for the blank."""
+        self._operate()
+        board = self.boards[card.id]
+        if not board.present:
+            raise CardGoneError(f"card {card.id} is gone")
+        self.done.append(("reset card", card.id))
+        for region in board.card.regions:
+            self.touched(region.id)
+            slot = board.slots[region.id]
+            slot.afu = FACTORY
+            slot.opens.clear()
+        if not self.resets_move:
+            return
+        board.card = replace(
+            board.card,
+            regions=tuple(
+                replace(r, grant=replace(r.grant, nodes=(f"/dev/moved.{next(INSTANCES)}",)))
+                for r in board.card.regions
+            ),
+        )
+
     def rebind_advice(self, card: Card) -> str:
         return f"echo {card.address} > unbind; echo {card.address} > bind"
 
@@ -374,6 +399,10 @@ class Hand:
 
     def clear_errors(self) -> Mapping[str, int]:
         return {}
+
+    def leave(self) -> None:
+        self._operate()
+        self.rack.done.append(("leave", self.slot.id))
 
     def program(self, image: Image) -> None:
         self._operate()

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
 from ledger_scene import Scene
-from ledger_world import AFUS, Pod
+from ledger_world import AFUS, Hand, Pod
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
 from fpga_plugin.allocation.names import card_of, function_name
@@ -382,6 +382,61 @@ def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(ma
     assert not scene.ledger.memory_clear_pending, "nothing could ever pay it"
 
 
+def test_a_clear_that_fails_is_that_of_the_region_that_was_scrubbed(make) -> None:
+    """The other one, which was clean, has no part in it."""
+    scene = make(cards=[2], memory=True)
+    scene.hold_releases()
+    clean, scrubbed = scene.regions
+    dirty(scene, scrubbed)
+    clear = CardOperations.clear_memory
+    with mock.patch.object(
+        CardOperations, "clear_memory", autospec=True, side_effect=clear
+    ) as cleared:
+        scene.start(scene.admit(card_of(clean)), AFU, AFU)
+    assert [list(one.args[2]) for one in cleared.call_args_list] == [[scrubbed, clean]]
+
+
+def test_a_debt_that_no_knob_can_pay_keeps_no_owner_from_the_card(make) -> None:
+    """It was noted while the card's driver had the knobs."""
+    scene = make(cards=[1], memory=False)
+    (region,) = scene.regions
+    card = card_of(region)
+    scene.plugin.call(lambda: scene.ledger.work.set_memory_clear_pending(card, open_=True))
+    scene.start(scene.admit(region), AFU)
+    assert scene.rack.slot(region).afu == AFU
+
+
+# ------------------------------------------------------------------ regions left to their owner
+
+
+@pytest.mark.parametrize("owner_loads", [False, True])
+def test_a_blank_region_is_left_to_an_owner_who_loads_images_himself(
+    make, *, owner_loads: bool
+) -> None:
+    scene = make(cards=[1], owner_loads=owner_loads)
+    (region,) = scene.regions
+    left = mock.Mock(side_effect=lambda: scene.operations.workers._in_flight)
+    leave = Hand.leave
+
+    def watched(hand: Hand) -> None:
+        assert not left(), "no PR: a plugin that ends waits for nothing"
+        leave(hand)
+
+    with mock.patch.object(Hand, "leave", watched):
+        scene.start(scene.admit(region))
+    assert scene.rack.done == of(region, *[("leave",)] * owner_loads)
+    assert left.call_count == owner_loads
+
+
+def test_no_further_region_is_left_to_an_owner_once_kubelet_restarted(make) -> None:
+    scene = make(cards=[2], owner_loads=True)
+    one, _ = scene.regions
+    pod = scene.admit(card_of(one))
+    scene.on_touch = partial(_restarted, scene, pod)
+    scene.refused(scene.prestart(pod), NotFinishedError, "kubelet restarted")
+    assert scene.rack.done == of(one, ("leave",))
+
+
 # ------------------------------------------------------------------ without a blank bitstream
 
 
@@ -503,6 +558,33 @@ def test_a_port_that_was_poisoned_before_is_recovered_before_its_owner_starts(ma
     scene.start(pod, AFU)
     assert scene.rack.slot(region).afu == AFU
     assert scene.plugin.recovery.done == 1
+
+
+def test_what_else_keeps_a_poisoned_card_from_an_owner_is_said_without_its_advice(make) -> None:
+    """No rebind helps against another plugin's pod."""
+    scene = make(cards=[2], recovery=RecoveryPolicy.REBIND)
+    scene.hold_releases()
+    sound, poisoned = scene.regions
+    pod = scene.admit(card_of(sound))
+    poison(scene, poisoned)
+    task = scene.prestart(pod, AFU, AFU)
+    _foreign(scene, pod)
+    scene.refused(task, RefusedError, "is left alone")
+    assert "rebind" not in str(task.exception())
+
+
+def test_no_card_is_rebound_for_a_start_that_another_card_refuses(make) -> None:
+    """Of two poisoned cards of one pod, one was tried a moment ago."""
+    scene = make(cards=[1, 1], recovery=RecoveryPolicy.REBIND)
+    scene.hold_releases()
+    one, other = scene.regions
+    pod = scene.admit(one, other)
+    poison(scene, one)
+    poison(scene, other)
+    recovery = scene.plugin.recovery
+    with mock.patch.object(recovery, "may", lambda card: card == card_of(one)):
+        scene.refused(scene.prestart(pod, AFU, AFU), RefusedError, "poisoned")
+    assert recovery.done == 0
 
 
 def poison(scene: Scene, region: RegionId) -> None:

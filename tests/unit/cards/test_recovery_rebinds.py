@@ -18,7 +18,7 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards import recovery
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import HardwareError
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
@@ -252,6 +252,26 @@ def test_a_card_that_cannot_be_bound_keeps_no_other_from_it(scene: Scene) -> Non
     assert mock.call(order[0]) in add.mock_calls, "it is tried again"
     assert scene.logged.count("card has no driver") == 1
     assert scene.logged.count("card bound again") == 1
+
+
+def test_a_card_in_the_midst_of_a_reset_is_put_online_whatever_the_journal_says(
+    scene: Scene,
+) -> None:
+    """And no other that is not served: it may be so for a reason."""
+    ours, other = card(scene), scene.ledger.cards[card_of(scene.regions[2])]
+    assert not scene.ledger.rebinding
+    problems = {
+        ours.id: CardProblem(ours.address, "it is shut down", interrupted=True),
+        other.id: CardProblem(other.address, "it has another driver"),
+    }
+    bind = scene.rack.bind
+    with (
+        mock.patch.dict(scene.ledger.problems, problems),
+        mock.patch.object(scene.rack, "bind", side_effect=bind) as bound,
+    ):
+        scene.plugin.begin(scene.plugin.recovery.resume())
+        scene.plugin.work()
+    assert bound.mock_calls == [mock.call(ours.id)]
 
 
 def test_a_rebind_whose_end_could_not_be_journalled_is_finished_later(scene: Scene) -> None:
