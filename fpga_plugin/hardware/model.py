@@ -86,7 +86,7 @@ class Card:
         model: the product's name, where it is known.
         serial: the board's serial number, where its drivers show it.
         resets: between two owners the card is reset as a whole (`Backend.reset`), which takes its
-            regions away for seconds: while nobody waits for one, and never in a PreStart.
+            regions away for seconds.
         takes: the kind of image that its driver programs.
         owner_loads: an owner that names no bitstream may load what it brings (`Port.leave`).
         guarded: device numbers of nodes that no container may have: who has one programs the card,

@@ -195,10 +195,6 @@ def test_a_reset_that_failed_says_why_and_is_tried_again(world: World) -> None:
     assert not world.scrubber_waits
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="the look after a reset adds the card to the queue again, so the pause is left out",
-)
 @pytest.mark.parametrize("why", ["the blank fails", "the node is open"])
 def test_a_scrub_that_failed_after_the_reset_pauses_before_the_next(world: World, why: str) -> None:
     """A reset takes seconds, and ends whatever has the node."""
