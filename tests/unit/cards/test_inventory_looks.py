@@ -8,6 +8,7 @@ a PR for a fault (invariant 3).
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -911,6 +912,13 @@ def test_a_card_with_an_owner_is_guarded_though_nothing_on_it_is_known(
     assert restored == [False]
 
 
+def test_a_guard_is_missed_by_the_periodic_look_too(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    restored = guards(look, "")
+    look.run(look.inventory.check_all())
+    assert restored == [False] * len(look.ledger.cards)
+
+
 def test_a_guard_that_was_there_after_all_is_no_news(looks: Callable[..., Looks]) -> None:
     look = looks()
     restored = guards(look, "")
@@ -1088,6 +1096,17 @@ def test_port_errors_that_cannot_be_read_hide_no_others(looks: Callable[..., Loo
     look.errors = {first: None, second: {"errors": 1}}
     look.run(look.inventory.check(look.one))
     assert [line["region"] for line in look.lines("port errors")] == [second]
+
+
+def test_of_a_card_that_went_while_its_port_errors_were_read_no_accelerator_is_told(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    look.scene.operations.port_errors_logged.add(look.scene.regions[0])
+    gone = partial(look.ledger.hardware.card_gone, look.one)
+    look.after("port_errors", look.one, lambda: look.plugin.loop.call_soon(gone))
+    look.run(look.inventory.check(look.one))
+    assert not look.count("accelerator of a debugged region")
 
 
 def test_what_is_on_a_debugged_region_is_told_of_at_first_and_when_it_changes(
