@@ -290,6 +290,19 @@ def test_what_failed_on_a_card_is_tried_again_when_the_operator_asks(scene: Scen
     assert scene.condition(scene.regions[0]) is Condition.BLANK
 
 
+def test_errors_of_a_card_are_cleared_while_nobody_works_on_it(scene: Scene) -> None:
+    """Whoever works on it reads them."""
+    held: list[bool] = []
+
+    def clear_errors(_: object) -> dict[str, int]:
+        held.append(scene.operations.workers.locked(card(scene)))
+        return {}
+
+    with mock.patch.object(scene.rack, "clear_errors", clear_errors):
+        done(scene, lambda actions: actions.retry(card(scene)))
+    assert held == [True]
+
+
 def test_a_card_that_is_tried_again_is_looked_at(scene: Scene) -> None:
     scene.plugin.call(
         lambda: scene.ledger.hardware.set_failing(card(scene), {scene.regions[0]: TOO_HOT})

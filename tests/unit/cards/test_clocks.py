@@ -84,6 +84,7 @@ def test_a_function_whose_clock_is_asked_for_gets_it():
     assert plan(backend, AFU, clock=100).settings == DriverSettings(clock=100)
     assert plan(backend, AFU).state is ClockState.NOT_STATED
     assert plan(backend, AFU).settings == DriverSettings()
+    assert plan(backend, AFU).detail.startswith("a preprogrammed function does not say")
 
 
 def test_an_image_that_is_slower_than_the_slowest_clock_is_refused():
@@ -124,6 +125,7 @@ def test_where_it_cannot_be_read_that_is_said():
 def test_an_image_that_states_nothing_keeps_the_default(backend):
     made = plan(backend, image("auto"))
     assert made.state is ClockState.NOT_STATED
+    assert made.detail.startswith("the bitstream does not say")
     assert made.settings == DriverSettings()
 
 

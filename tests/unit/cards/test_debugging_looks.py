@@ -1,21 +1,24 @@
 """What keeps a region for debugging: who is asked for a pod's status, and how often."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from doubles import LIMIT
 from doubles.cards import REGIONS, make_card
 from ledger_support import found, make_ledger
+from structlog.testing import capture_logs
 from test_debug_holds import CARD, P0, P1, POD, R0, kept, started
 from test_debugging import debugging, look, pod, ran, wish
 
 from fpga_plugin.allocation import debug_holds
-from fpga_plugin.allocation.queue import Outcome
+from fpga_plugin.allocation.queue import CardQueue, Outcome
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards import debugging as debugging_module
-from fpga_plugin.cards.debugging import DECIDE_SECONDS
+from fpga_plugin.cards.debugging import DECIDE_SECONDS, Allowed, Debugging
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.names import PodName
+from fpga_plugin.settings.settings import ServedApi
 
 
 def ids(*devices):
@@ -193,3 +196,57 @@ def test_a_region_that_is_no_longer_kept_is_looked_at_by_who_scrubs():
     clock.now = 1000.0
     look(made)
     assert looked == [CARD.id]
+
+
+def not_allowed(ledger):
+    operations = SimpleNamespace(ledger=ledger, port_errors_logged=set())
+    queue = CardQueue(interval=1.0)
+    made = Debugging(operations, None, None, queue, allowed=None, interval=1.0)
+    return made, operations
+
+
+def test_where_nothing_is_allowed_what_an_earlier_run_kept_ends():
+    ledger, _ = kept()
+    made, _ = not_allowed(ledger)
+    made.start()
+    assert not ledger.debug_holds
+    assert made.work() == {}
+
+
+def test_where_nothing_is_allowed_no_port_errors_are_logged():
+    ledger, _ = started()
+    _, operations = not_allowed(ledger)
+    assert operations.port_errors_logged == set()
+
+
+def test_what_is_allowed_still_is_kept_over_a_start_and_followed():
+    ledger, _ = kept()
+    made, _, _ = debugging(ledger)
+    made.start()
+    assert set(ledger.debug_holds) == {R0}
+    (name,) = work = made.work()
+    work[name].close()
+    assert name == "debugging"
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "mode", "allows"),
+    [
+        (None, ServedApi.DEVICE_PLUGIN, False),
+        (None, ServedApi.DRA, False),
+        (("tenant",), ServedApi.DEVICE_PLUGIN, True),
+        (("tenant",), ServedApi.DRA, False),
+    ],
+)
+def test_what_the_settings_allow_and_that_a_setting_without_effect_is_said(
+    namespaces, mode, allows
+):
+    settings = SimpleNamespace(
+        debug_namespaces=namespaces, mode=mode, resource_prefix="fpga.intel.com"
+    )
+    with capture_logs() as lines:
+        allowed = Allowed.by(settings)
+    assert (allowed is not None) == allows
+    if allows:
+        assert allowed == Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
+    assert len(lines) == (namespaces is not None and not allows)

@@ -8,6 +8,7 @@ a PR for a fault (invariant 3).
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -869,6 +870,110 @@ def test_a_card_whose_guard_cannot_be_restored_gets_no_new_owner(
     assert not look.count("card was not guarded")
 
 
+def guards(look: Looks, missing: str) -> list[bool]:
+    """Each time that a card's guard is restored: whether its owner may load what it brings."""
+    restored: list[bool] = []
+
+    def guard(card: Card, *, left: bool) -> str:
+        restored.append(left)
+        return missing
+
+    look.rack.guard = guard  # type: ignore[method-assign]
+    look.unguarded = "the mask of its mailbox is 0x0"
+    return restored
+
+
+@pytest.mark.parametrize("clean", [(), (0,), (1,), (0, 1)])
+def test_a_card_is_guarded_if_any_of_its_regions_is_as_the_plugin_left_it(
+    looks: Callable[..., Looks], clean: tuple[int, ...]
+) -> None:
+    """Of a card on which nothing is made the next scrub restores it anyway."""
+    look = looks()
+    look.scene.hold_releases()
+    regions = [region.id for region in look.ledger.cards[look.one].regions]
+    dirty = [region for number, region in enumerate(regions) if number not in clean]
+    look.plugin.call(lambda: look.ledger.work.dirty(dirty, "a scrub failed"))
+    restored = guards(look, "")
+    look.run(look.inventory.check(look.one))
+    assert len(restored) == bool(clean)
+
+
+def test_a_card_with_an_owner_is_guarded_though_nothing_on_it_is_known(
+    looks: Callable[..., Looks],
+) -> None:
+    """It went and came back: its owner runs on what it holds."""
+    look = looks()
+    look.scene.hold_releases()
+    regions = [region.id for region in look.ledger.cards[look.one].regions]
+    look.scene.admit(regions[0])
+    look.plugin.call(lambda: look.ledger.work.dirty(regions, "it went and came back"))
+    restored = guards(look, "")
+    look.run(look.inventory.check(look.one))
+    assert restored == [False]
+
+
+def test_a_guard_is_missed_by_the_periodic_look_too(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    restored = guards(look, "")
+    look.run(look.inventory.check_all())
+    assert restored == [False] * len(look.ledger.cards)
+
+
+def test_a_guard_that_was_there_after_all_is_no_news(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    restored = guards(look, "")
+    look.run(look.inventory.check(look.one))
+    assert (restored, look.told, look.count("card was not guarded")) == ([False], [], 0)
+
+
+def test_a_guard_lets_an_owner_load_that_has_one_of_the_cards_regions(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    owned = look.scene.regions[0]
+    board = look.rack.boards[look.one]
+    board.card = replace(board.card, owner_loads=True)
+    look.changed(look.one)
+    look.scene.admit(owned)
+    assert look.ledger.left_to_owner(owned)
+    restored = guards(look, "")
+    look.run(look.inventory.check(look.one))
+    assert restored == [True]
+
+
+def test_the_log_names_the_owners_of_a_card_that_went(looks: Callable[..., Looks]) -> None:
+    """Of the two devices with an owner, kubelet has named the pod of one."""
+    look = looks()
+    known, unknown, _ = look.scene.regions
+    look.scene.start(look.scene.admit(known), AFU)
+    look.scene.admit(unknown)
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    (line,) = look.lines("card gone")
+    assert line["pods"] == {look.scene.pods[0].uid}
+    assert sorted(line["owned"]) == sorted([known, unknown])
+
+
+def test_a_known_card_that_cannot_be_looked_at_says_why(looks: Callable[..., Looks]) -> None:
+    look = looks()
+
+    def fails(_: CardId) -> Card:
+        raise HardwareError("its config space reads as ones")
+
+    look.rack.scan_card = fails  # type: ignore[method-assign]
+    look.run(look.inventory.look(look.one))
+    assert {f.message for f in look.ledger.failing.values()} == {"its config space reads as ones"}
+
+
+def test_a_card_that_is_not_there_is_looked_at_once(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    look.read.clear()
+    look.at(look.plugin.loop.time() + 10.0)
+    assert look.reads_of(look.one) == 0
+
+
 # ------------------------------------------------------------------ how long it has to be well
 
 
@@ -991,6 +1096,17 @@ def test_port_errors_that_cannot_be_read_hide_no_others(looks: Callable[..., Loo
     look.errors = {first: None, second: {"errors": 1}}
     look.run(look.inventory.check(look.one))
     assert [line["region"] for line in look.lines("port errors")] == [second]
+
+
+def test_of_a_card_that_went_while_its_port_errors_were_read_no_accelerator_is_told(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    look.scene.operations.port_errors_logged.add(look.scene.regions[0])
+    gone = partial(look.ledger.hardware.card_gone, look.one)
+    look.after("port_errors", look.one, lambda: look.plugin.loop.call_soon(gone))
+    look.run(look.inventory.check(look.one))
+    assert not look.count("accelerator of a debugged region")
 
 
 def test_what_is_on_a_debugged_region_is_told_of_at_first_and_when_it_changes(

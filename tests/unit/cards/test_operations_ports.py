@@ -106,6 +106,26 @@ def test_ports_of_a_task_that_is_cancelled_are_closed(slow, times):
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("went", [False, True])
+def test_numbers_of_a_card_that_went_while_its_ports_opened_are_not_written(went):
+    """They may be those of the card that is there now (invariant 10)."""
+
+    async def story():
+        operations, backend = make_bench()
+        backend.slow, noted = "", []
+        operations.ledger.hardware.numbered = noted.append
+
+        def numbers(_region):
+            operations.ledger.returns[CARD.id] += went
+            return {}
+
+        backend.numbers = numbers
+        await hold(operations)
+        assert len(noted) == (0 if went else 1)
+
+    asyncio.run(story())
+
+
 def test_ports_of_a_task_that_is_cancelled_while_it_holds_them_are_closed():
     async def story():
         operations, backend = make_bench()

@@ -162,6 +162,30 @@ def test_what_was_done_to_a_card_that_went_says_nothing_of_the_one_that_is_there
     assert scene.regions[0] not in scene.operations.doubted
 
 
+def test_what_was_refused_stays_refused_though_the_card_went(scene: Scene) -> None:
+    """The next try works on another card, and is refused for the same reason."""
+
+    def does() -> None:
+        replug(scene)
+        raise RefusedError("no")
+
+    _, raised = step(scene, does)
+    assert not isinstance(raised, CardGoneError)
+    assert str(raised) == "no"
+
+
+def test_a_scrub_that_must_not_begin_leaves_the_ledger_as_it_is(scene: Scene) -> None:
+    region = card(scene).regions[0]
+    before, writes = scene.ledger.record(region.id), scene.journal.writes
+    ports, reports = {region.id: mock.Mock()}, {region.id: Report(region.id)}
+    check = mock.Mock(side_effect=RefusedError("kubelet restarted"))
+    work = Work(scene.operations, card(scene), ports, reports, check)
+    task = scene.plugin.begin(work.scrub([region], None))
+    scene.plugin.work()
+    assert isinstance(task.exception(), RefusedError)
+    assert (scene.ledger.record(region.id), scene.journal.writes) == (before, writes)
+
+
 def test_a_card_that_came_back_is_not_blamed_for_what_failed_before(scene: Scene) -> None:
     broken = fails(HardwareError("it failed"))
     step(scene, broken)
@@ -252,6 +276,29 @@ def test_of_a_pod_that_is_not_known_kubelets_word_is_all_there_is(
     task = scene.plugin.begin(scene.operations.living([one]))
     scene.plugin.work()
     assert task.result() is (None if left else one)
+
+
+@pytest.mark.parametrize("pods", [("b", "a"), ("b", None, "a"), (None, "b")])
+def test_of_several_that_live_the_first_by_name_is_named(
+    scene: Scene, pods: tuple[str | None, ...]
+) -> None:
+    """A pod that nobody knows comes first. So a reason that is shown does not change by itself."""
+    keys = [TenancyKey(scene.regions[0], n, pod and PodUid(pod)) for n, pod in enumerate(pods)]
+    task = scene.plugin.begin(scene.operations.living(Tenancy(k, (), used=True) for k in keys))
+    scene.plugin.work()
+    one = task.result()
+    assert one is not None
+    assert one.pod == (None if None in pods else "a")
+
+
+def test_no_cgroup_is_asked_about_a_pod_that_is_not_known(scene: Scene) -> None:
+    """Nothing would ever end such a tenancy."""
+    one = Tenancy(TenancyKey(scene.regions[0], 1, None), (), used=True, left=True)
+    cgroups = mock.Mock(may_live=lambda _: True, instance_gone=lambda _: False)
+    with mock.patch.object(type(scene.operations), "cgroups", cgroups):
+        task = scene.plugin.begin(scene.operations.living([one]))
+        scene.plugin.work()
+    assert task.result() is None
 
 
 def clear(scene: Scene, reports: dict[RegionId, Report]) -> BaseException | None:

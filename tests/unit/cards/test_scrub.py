@@ -13,8 +13,9 @@ from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.allocation import debug_holds
-from fpga_plugin.allocation.journal.records import CLEAN, Condition, DebugHold
+from fpga_plugin.allocation.journal.records import Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.queue import Outcome
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -287,9 +288,30 @@ def test_functions_and_images_of_one_card_are_scrubbed_each_in_its_way(
     programmed = [what for what in scene.rack.done if what[0] == "program"]
     assert programmed == [("program", owned, BLANK)] * has_blank
     assert ("reset", free) in scene.rack.done
-    assert scene.condition(free) in CLEAN
+    assert scene.condition(free) is Condition.UNBLANKED
     assert scene.condition(owned) is (Condition.BLANK if has_blank else Condition.DIRTY)
     assert "release stopped" not in scene.logged
+
+
+def test_no_blank_is_read_for_a_card_whose_functions_all_stay(make) -> None:
+    scene = make(cards=[2])
+    scene.ledger.naming.serves_functions = True
+    with mock.patch.object(scene.operations.blanks, "load") as load:
+        dirty(scene, *scene.regions)
+        settle(scene)
+    assert not load.called
+    assert {scene.condition(region) for region in scene.regions} == {Condition.UNBLANKED}
+
+
+def test_of_a_card_that_went_nothing_is_done(make) -> None:
+    scene = make(cards=[1])
+    card = card_of(scene.regions[0])
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card))
+    writes = scene.journal.writes
+    task = scene.plugin.begin(scene.plugin.scrubber.work(card))
+    scene.plugin.work()
+    assert task.result() is Outcome.NOTHING
+    assert scene.journal.writes == writes
 
 
 # ------------------------------------------------------------------ memory
