@@ -201,7 +201,8 @@ class Inventory:
             self._recorder.card_failed(card.id, "it went and came back")
             self._backend.accept_errors(card.id)  # errors from before are not counted against it
         self._functions.found(card)
-        if card.id not in self._ledger.rebinding:  # else whoever resets it looks, and goes on
+        # A reset looks at its card itself, and its caller continues with it.
+        if card.id not in self._ledger.rebinding:
             self._queue.add(card.id)
 
     def _say_what_is_exposed(self, card: Card) -> None:

@@ -5,7 +5,7 @@ It is then programmed and verified. Else the container does not start (invariant
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import DriverSettings
-from fpga_plugin.hardware.model import Region
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
@@ -83,7 +83,7 @@ class Preparer:
 
     Args:
         operations: what is done to a card.
-        recovery: of poisoned ports.
+        recovery: of poisoned ports; also resets cards between owners.
         reads: of cards that may not answer.
     """
 
@@ -244,21 +244,31 @@ class Preparer:
         card = ledger.cards[card_id]
         await self._refuse_living(plan, region_ids)
         if ended := self._recovery.due_for_reset(card, region_ids):
-            # No port is opened for a reset: this alone keeps it from the owner's own earlier
-            # processes, as of a static pod that came again.
-            await operations.check_gone(t for r in ended for t in ledger.tenancies.left(r))
-            self.check(plan)
-            region = min(ended)
-            report = Report(region, pod=plan.pod, former=operations.former(region))
-            try:
-                await self._recovery.reset(card, ended, report)
-            finally:
-                operations.report(report)
-            self.check(plan)  # the card's nodes may be other ones
+            await self._reset(plan, card, ended)
             card = ledger.cards[card_id]
         regions = [region for region in card.regions if region.id in region_ids]
         async with operations.work(card, regions, partial(self.check, plan), plan.pod) as work:
             await self._work(plan, work, regions)
+
+    async def _reset(self, plan: Plan, card: Card, ended: Collection[RegionId]) -> None:
+        """Reset a card between its owners; the plan holds afterwards.
+
+        Raises:
+            FpgaPluginError: it failed, an earlier process runs, or the plan no longer holds.
+        """
+        operations = self._operations
+        # No port is opened for a reset: this alone keeps it from the owner's own earlier processes,
+        # as of a static pod that came again.
+        left = operations.ledger.tenancies.left
+        await operations.check_gone(one for region in ended for one in left(region))
+        self.check(plan)
+        region = min(ended)
+        report = Report(region, pod=plan.pod, former=operations.former(region))
+        try:
+            await self._recovery.reset(card, ended, report)
+        finally:
+            operations.report(report)
+        self.check(plan)  # the card's nodes may be other ones
 
     def _condition(self, region: RegionId) -> Condition:
         return self._operations.ledger.record(region).condition

@@ -140,9 +140,8 @@ class Recovery:
         ledger = self._ledger
         return frozenset(
             region
-            for region in regions
-            if card.resets
-            and ledger.record(region).condition is Condition.DIRTY
+            for region in (regions if card.resets else ())
+            if ledger.record(region).condition is Condition.DIRTY
             and (
                 (allocation := ledger.region_allocation(region)) is None
                 or not allocation.used

@@ -1,4 +1,4 @@
-"""A thread a card, and one at a time on each card.
+"""A thread for each call, and one call at a time on each card.
 
 The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
 behind a lock of its own. Each call runs in a thread of its own, which ends with it: one stuck card

@@ -82,7 +82,7 @@ class Snapshot:
         """What somebody has, by it."""
         return {
             *self.allocations,
-            *(d for row in self.claim_owners.values() for d in row["devices"]),
+            *devices_of(self.claim_owners.values()),
         }
 
     def left(self) -> bool:
@@ -95,7 +95,7 @@ class Snapshot:
         Not an earlier owner's, whose region was adopted before it was scrubbed: the scrub ends it.
         """
         rows = (row for uid, row in self.claim_owners.items() if uid not in but)
-        held = {device for row in rows for device in row["devices"]}
+        held = devices_of(rows)
         numbers = {row["number"] for device, row in self.allocations.items() if device in held}
         keys = map(json.loads, self.tenancies)
         return {key["pod"] for key in keys if key["allocation"] in numbers}
@@ -109,13 +109,14 @@ class Snapshot:
 
         Also those of pods by the other API, of whose end the plugin may not have heard.
         """
-        rows = {uid: row["devices"] for uid, row in self.claim_owners.items() if uid != claim}
-        in_force = {
-            d for row in self.claim_owners.values() if not row.get("ended") for d in row["devices"]
-        }
-        return {d for devices in rows.values() for d in devices} | (
-            self.allocations.keys() - in_force
-        )
+        others = {uid: row for uid, row in self.claim_owners.items() if uid != claim}
+        in_force = [row for row in self.claim_owners.values() if not row.get("ended")]
+        return devices_of(others.values()) | (self.allocations.keys() - devices_of(in_force))
+
+
+def devices_of(claims: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The devices of ResourceClaims, by their rows."""
+    return {device for row in claims for device in row["devices"]}
 
 
 def node_of(state: Mapping[str, Any]) -> str:
