@@ -1,11 +1,12 @@
 """Compares the ledger's claims with kubelet's record of them, whichever API serves.
 
 It does so with each kubelet instance, before anything is scrubbed, and whenever the record changes.
-It adopts a claim that the record names and the ledger lacks, unless the cgroups of all its pods are
-known to be gone. It also adopts a device of a claim in force if a damaged journal lost the device's
-row. Pods of a claim come and go without a call: the record names them, and a pod that it no longer
-names is done with the claim. The reconciler looks for each driver name that a claim of the ledger
-has, and for devices of present cards under any name: a claim does not change with the settings.
+It adopts a claim that the record names and the ledger lacks, unless, with DRA, the cgroups of all
+its pods are known to be gone. It also adopts a device of a claim in force if a damaged journal lost
+the device's row. Pods of a claim come and go without a call: the record names them, and a pod that
+it no longer names is done with the claim. The reconciler looks for each driver name that a claim of
+the ledger has, and for devices of present cards under any name: a claim does not change with the
+settings.
 
 If only the journal has a claim, the claim ends when none of its pods runs and, with DRA, the API
 server says that it is over (deleted, another of its name, not allocated or elsewhere, unreserved).
@@ -164,7 +165,12 @@ class ClaimReconciler:
             if self._leftovers is not None and not await self._leftovers.look():
                 self.problem = self._leftovers.problem
                 return False
-            stale = {uid for uid, one in record.items() if one.pods and one.pods <= gone}
+            # With the device plugin API none is: a further pod would start without any call.
+            stale = {
+                uid
+                for uid, one in record.items()
+                if self._claims is not None and one.pods and one.pods <= gone
+            }
             self._adopt(record, stale - self._ledger.claim_owners.keys())
         except FpgaPluginError as error:
             self._report(error)

@@ -18,6 +18,8 @@ from typing import Any
 
 JOURNAL = "journal.sqlite3"
 
+NO_BLANK = "no-blank-image"
+
 MAX_ROW = 16 << 10
 """Characters: far more than any row needs, and a small part of what can be read again."""
 
@@ -104,14 +106,21 @@ class Snapshot:
         """Of the region or of its card."""
         return self.allocations.get(region) or self.allocations.get(card_of(region))
 
+    def unblanked(self) -> set[str]:
+        """Regions that could not be scrubbed, because there was no blank image."""
+        return {each for each, row in self.regions.items() if NO_BLANK in row["reason"]}
+
+    def claimed(self) -> set[str]:
+        """Devices of claims in force."""
+        return devices_of(row for row in self.claim_owners.values() if not row.get("ended"))
+
     def of_others(self, claim: str) -> set[str]:
         """Devices of all claims of DRA but one, and of those that ended and are not clean yet.
 
         Also those of pods by the other API, of whose end the plugin may not have heard.
         """
         others = {uid: row for uid, row in self.claim_owners.items() if uid != claim}
-        in_force = [row for row in self.claim_owners.values() if not row.get("ended")]
-        return devices_of(others.values()) | (self.allocations.keys() - devices_of(in_force))
+        return devices_of(others.values()) | (self.allocations.keys() - self.claimed())
 
 
 def devices_of(claims: Iterable[Mapping[str, Any]]) -> set[str]:

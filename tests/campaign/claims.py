@@ -26,8 +26,6 @@ from doubles.xclbins import VADD
 from dra_support import NAMESPACE, NODE, Claim, config, dra_name
 from node import ALVEO_BLANK, BLANKS, LIMIT, Node, Side, regions_of
 
-from fpga_plugin.cards.blanks import NO_BLANK
-
 CARDS = ("0000-10-00.0", "0000-11-00.0", "0000-12-00.0", "0000-13-00.0")
 IMAGES = {BLANK: (AFU, AFU_2, AFU_3), OTHER_BLANK: (AFU_3,), ALVEO_BLANK: (VADD,)}
 DEVICES = {dra_name(device): device for device in (*BLANKS, *CARDS)}
@@ -503,11 +501,12 @@ class ClaimSide(Side):
             return True
         if not self.asked(tenant):
             return False
-        row = self.journal().claim_owners.get(uid)
+        before = self.journal()
+        row = before.claim_owners.get(uid)
         # A journal that was lost was the only one to know another directory (docs/dra.md).
         file = "" if row is None else row.get("file", "")
         where = Path(file).parent.name or self.node.setup.cdi
-        stood = f"{uid} (journal: {row})"
+        stood = f"{uid} (journal: {row}, {[before.regions.get(one) for one in tenant.wanted]})"
         self.node.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:
@@ -523,10 +522,9 @@ class ClaimSide(Side):
         # A journal that was set back may have another claim there, which is over. Until that has
         # ended nobody gets the region, and this one could not be adopted beside it.
         mine -= set(regions_of(self.journal().of_others(uid)))
-        # A store that hung had no blank: such a region stays as it is, kept back by a taint.
-        rows = self.journal().regions
-        unblanked = {each for each in mine & rows.keys() if NO_BLANK in rows[each]["reason"]}
-        mine -= unblanked - self.offered()
+        # A store that hung had no blank: such a region stays as it is, kept back by a taint. Its
+        # scrub may have begun since the answer.
+        mine -= (before.unblanked() | self.journal().unblanked()) - self.offered()
         if known and tenant.prepared:
             self.checker.released(stood, mine, self.nodes(tenant, where))
         self.kubelet.forget(tenant.claim)

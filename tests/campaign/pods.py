@@ -262,6 +262,8 @@ class PodSide(Side):
             if one.resource == new.resource and one.pod in self.kubelet.pods
             for device in one.ids
         }
+        if not mine <= set(new.healthy):
+            mine -= self.contested()
         try:
             self.checker.listed(new.ids, new.healthy, mine, self.node.busy, known=self.known)
         except Violation as error:
@@ -271,13 +273,28 @@ class PodSide(Side):
         lists = self.kubelet.lists
         anywhere = {device for each in lists.values() for device in each.healthy}
         # A journal that was put back may have it as an earlier owner's, by another name.
-        return self.ready() and all(
-            device in (lists[one.resource].healthy if one.resource in lists else anywhere)
+        ill = {
+            device
             for one in self.kubelet.held.values()
             if one.pod in self.kubelet.pods
             for device in one.ids
             if not self.checker.hangs(device)
-        )
+            and device not in (lists[one.resource].healthy if one.resource in lists else anywhere)
+        }
+        return self.ready() and (not ill or ill <= self.contested())
+
+    def contested(self) -> set[str]:
+        """Devices that kubelet's record of claims names, too, as the journal does.
+
+        State directories were exchanged: each gave out what the other does not know.
+        """
+        recorded = {
+            device
+            for side in self.node.sides.values()
+            if side is not self
+            for device in side.recorded()
+        }
+        return self.journal().claimed() & recorded
 
     def standing(self) -> str:
         held = {one.ids: one.pod for one in self.kubelet.held.values()}

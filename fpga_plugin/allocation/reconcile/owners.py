@@ -190,11 +190,16 @@ class Owners:
         """
         ledger = self._ledger
         allocation = ledger.allocations.get(device)
+        if ledger.claim_owner_of(device) is not None:
+            # Else the claim got it after all of its owners were known: the entry is an old one.
+            if holders and card_of(device) in ledger.unreconciled:
+                raise RefusedError("a ResourceClaim has it, too")
+            return
         if allocation is not None and allocation.pod is None:
             pods = [
                 p for p, of in holders.items() if any(e.resource == allocation.resource for e in of)
             ]
-            if len(pods) == 1 and ledger.claim_owner_of(device) is None:
+            if len(pods) == 1:
                 ledger.device_plugin.bind_pod([device], pods[0])
                 log.debug("owner of an allocation found", device=device, pod=pods[0])
             return
@@ -209,8 +214,6 @@ class Owners:
         if allocation is None:
             # Of a card that is not there yet the pod holds nodes, which another card may get.
             ledger.device_plugin.adopt(entries[0].resource, device, pod, env)
-        elif ledger.claim_owner_of(device) is not None:
-            raise RefusedError("a ResourceClaim has it, too")
         else:
             ledger.device_plugin.bind_pod([device], pod, env)
         self.adopted += 1

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, ClaimOwner
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
@@ -214,18 +215,45 @@ def test_one_of_a_pods_entries_for_a_device_names_the_allocations_resource() -> 
     assert ledger.allocations[P0].pod == "a"
 
 
-@pytest.mark.parametrize("pod", ["a", None])
-def test_a_device_that_a_claim_has_is_not_given_to_a_pod_that_the_checkpoint_names(
-    pod: str | None,
-) -> None:
-    """What the journal says of both may be damaged: then nobody new gets any of the card."""
-    ledger = owned(pod)
+def claimed(*, known: bool) -> Ledger:
+    """A claim has P0; `known`: all owners are."""
+    ledger = make_ledger(CARD)[0] if known else without_journal(CARD)
     claim = ClaimOwner(ClaimUid("claim-a"), "space", "claim", (P0,), {P0: ("fpga",)})
-    ledger.commit(Change(claim_owners={claim.uid: claim}))
+    ledger.dra.adopt_claim(claim, [PodUid("a")])
+    return ledger
+
+
+def test_what_a_claim_and_a_pod_may_both_have_is_neither_given_out_nor_scrubbed() -> None:
+    """Two state directories were exchanged: what each gave out the other does not know."""
+    ledger = claimed(known=False)
+    owners = owners_of(ledger)
     before = ledger.allocations[P0]
-    adopt(owners_of(ledger), records(held(P0, pod="b")))
+    adopt(owners, records(held(P0, pod="b")))
     assert ledger.allocations[P0] == before
-    assert ledger.unreconciled == ({CARD.id} if pod else set())
+    assert ledger.unreconciled == {CARD.id}
+    ledger.dra.end_claim(ClaimUid("claim-a"))
+    region = CARD.regions[0].id
+    assert ledger.obstacles.first(region, Stops.SCRUB), "the pod may run on it"
+    adopt(owners, records(held(P0, pod="b")))
+    assert ledger.allocations[P0].pod == "b"
+    assert ledger.unreconciled == set()
+
+
+def test_when_the_pod_is_gone_the_claim_alone_has_it() -> None:
+    ledger = claimed(known=False)
+    owners = owners_of(ledger)
+    adopt(owners, records(held(P0, pod="b")))
+    adopt(owners, records())
+    assert ledger.unreconciled == set()
+    assert ledger.claim_owner_of(P0) is not None
+
+
+def test_an_entry_that_was_there_when_the_claim_got_the_device_is_an_old_one() -> None:
+    """With DRA kubelet never writes its checkpoint; without cgroups its pods are not known gone."""
+    ledger = claimed(known=True)
+    adopt(owners_of(ledger), records(held(P0, pod="b")))
+    assert ledger.unreconciled == set()
+    assert ledger.claim_owner_of(P0) is not None
 
 
 def test_one_comparison_ends_before_the_next_begins() -> None:

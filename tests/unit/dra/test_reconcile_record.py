@@ -216,6 +216,22 @@ def test_a_claim_is_not_adopted_if_all_its_pods_are_known_to_be_gone(
         assert not task.done(), "its region is not clean yet"
 
 
+def test_a_claim_whose_pods_are_gone_keeps_its_devices_while_no_driver_can_end_it(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the device plugin API. Kubelet starts a further pod of it by its file, uncalled."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.forgotten()
+    scene.restart()
+    monkeypatch.setattr(scene.operations.cgroups, "state", lambda _: PodPresence.GONE)
+    scene.write({A: (name(scene.regions[0]),)}, "pod-1")
+    scene.reconciler._claims = scene.reconciler._leftovers = None
+    assert scene.look()
+    assert scene.ledger.claim_owner_of(DeviceId(scene.regions[0])) is not None
+    assert scene.file(A)
+
+
 def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
     scene: RecordScene,
 ) -> None:
