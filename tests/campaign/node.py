@@ -229,7 +229,7 @@ class Node:
         self.cgroups = self.folder / "cgroup" / "kubepods"
         self.cgroups.mkdir(parents=True)
         (self.cgroups.parent / "cgroup.controllers").write_text("cpu pids\n")
-        for name in ("kubelet", "cards", "cards/faults"):
+        for name in ("kubelet", "cards", "cards/faults", "cdi", "cdi-2"):  # mounted, so made
             (self.folder / name).mkdir()
         self.checker = Checker(
             self.folder / "cards.log", self.folder / "cards" / "state.json", BLANKS, self.owned
