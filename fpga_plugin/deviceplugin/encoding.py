@@ -7,7 +7,6 @@ Encoding, "Repeated Elements"). Each of these is encoded once and kept.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,16 +23,9 @@ _KEPT = 1 << 12
 """Devices whose bytes are kept; 256 cards of four regions have 2560 in both states of health."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedList:
-    """A ListAndWatchResponse as it goes over the wire."""
-
-    data: bytes
-
-
-def encode_list(devices: Iterable[AdvertisedDevice]) -> EncodedList:
-    """The message that makes `devices` the resource's whole list."""
-    return EncodedList(b"".join(map(_encode_device, devices)))
+def encode_list(devices: Iterable[AdvertisedDevice]) -> bytes:
+    """The ListAndWatchResponse that makes `devices` the resource's whole list."""
+    return b"".join(map(_encode_device, devices))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -58,6 +50,6 @@ class ListCodec(Codec):
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The message's bytes."""
-        if isinstance(message, EncodedList) and message_type is ListAndWatchResponse:
-            return message.data
+        if isinstance(message, bytes):
+            return message
         return super().encode(message, message_type)
