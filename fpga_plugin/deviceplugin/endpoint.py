@@ -12,7 +12,7 @@ import structlog
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.service import DevicePlugin
-from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
+from fpga_plugin.deviceplugin.servicer import Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
@@ -32,19 +32,12 @@ class Endpoint:
         streams: the ListAndWatch streams.
     """
 
-    def __init__(
-        self,
-        resource: ResourceName,
-        api: DevicePlugin,
-        directory: str,
-        *,
-        on_call: CallObserver | None = None,
-    ) -> None:
+    def __init__(self, resource: ResourceName, api: DevicePlugin, directory: str) -> None:
         self.name = ""
         self.streams = DeviceStreams(resource, api.lists, api.reconciler)
         self._resource = resource
         self._directory = directory
-        self._servicer = Servicer(resource, api, self.streams, on_call=on_call)
+        self._servicer = Servicer(resource, api, self.streams)
         self._server: ClosingServer | None = None
         self._identity: str | None = None
 
