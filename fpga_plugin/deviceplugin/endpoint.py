@@ -39,15 +39,11 @@ class Endpoint:
         self._directory = directory
         self._servicer = Servicer(resource, api, self.streams)
         self._server: ClosingServer | None = None
-        self._identity: str | None = None
 
     @property
     def in_place(self) -> bool:
         """Whether the socket file is still there, so that kubelet could connect."""
-        return (
-            self._identity is not None
-            and socket_identity(self._directory, self.name) == self._identity
-        )
+        return socket_identity(self._directory, self.name) is not None
 
     async def start(self) -> None:
         """Bind and serve.
@@ -57,7 +53,6 @@ class Endpoint:
         """
         listener, self.name = listen(self._directory)
         try:
-            self._identity = socket_identity(self._directory, self.name)
             server = ClosingServer([self._servicer], codec=ListCodec())
             await server.serve(listener)
         except BaseException:
