@@ -30,19 +30,12 @@ def encode_list(devices: Iterable[AdvertisedDevice]) -> bytes:
 
 @lru_cache(maxsize=_KEPT)
 def _encode_device(device: AdvertisedDevice) -> bytes:
-    return bytes(ListAndWatchResponse(devices=[device_message(device)]))
-
-
-def device_message(device: AdvertisedDevice) -> Device:
-    """One device as kubelet's message; node 0 is a node like any other, None is no topology."""
     topology = None
-    if device.numa_node is not None:
+    if device.numa_node is not None:  # 0 is a node like any other
         topology = TopologyInfo(nodes=[NumaNode(id=device.numa_node)])
-    return Device(
-        id=device.id,
-        health="Healthy" if device.healthy else "Unhealthy",
-        topology=topology,
-    )
+    health = "Healthy" if device.healthy else "Unhealthy"
+    message = Device(id=device.id, health=health, topology=topology)
+    return bytes(ListAndWatchResponse(devices=[message]))
 
 
 class ListCodec(Codec):
