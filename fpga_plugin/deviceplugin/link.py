@@ -26,8 +26,7 @@ class KubeletLink:
 
     Args:
         kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
-            service waits for it and says so in `status`; call `sockets.check_directory` first to
-            refuse the start instead.
+            service waits for it and says so in `status`.
         timing: limits and delays.
     """
 
@@ -106,6 +105,7 @@ class KubeletLink:
         for resource in api.lists.resources():
             if resource in self._registrations:
                 continue
-            registration = Registration(resource, api, self._directory, self._timing)
-            self._registrations[resource] = registration
+            registration = self._registrations[resource] = Registration(
+                resource, api, self._directory, self._timing
+            )
             self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))

@@ -67,15 +67,8 @@ class DevicePlugin:
         allocations = self.ledger.device_plugin.allocate(resource, ids)
         self.owners.answered(allocation.device for allocation in allocations)
         of = self.ledger.naming.named_resource(resource)
-        answer = AllocateAnswer.of(
-            of,
-            {
-                region: grant
-                for allocation in allocations
-                for region, grant in allocation.grants.items()
-            },
-        )
-        return replace(answer, cdi_devices=self.cdi_devices.of(of))
+        grants = {region: grant for one in allocations for region, grant in one.grants.items()}
+        return replace(AllocateAnswer.of(of, grants), cdi_devices=self.cdi_devices.of(of))
 
     def preferred(
         self,
