@@ -47,7 +47,7 @@ from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.missed_prestarts import MissedPreStarts
 from fpga_plugin.deviceplugin.prestart import PreStarts
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.deviceplugin.service import DevicePlugin
+from fpga_plugin.deviceplugin.service import CallObserver, DevicePlugin
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId, ours
 from fpga_plugin.kubernetes.apiserver.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
@@ -74,6 +74,10 @@ KEPT_LOOKS: Final = 3
 
 class PluginObserver(ReportObserver, PodObserver, Protocol):
     """Watches what the plugin does, and decides nothing. Must not raise."""
+
+    @property
+    def called(self) -> CallObserver:
+        """Kubelet was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     owners: Owners,
     envs: StockEnvironment,
     recorder: EventRecorder,
+    on_call: CallObserver,
 ) -> DevicePlugin:
     reconciler = Reconciler(
         ledger=ledger,
@@ -240,6 +245,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         queue=queue,
         prestarts=prestarts,
         reconciler=reconciler,
+        on_call=on_call,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         rings=settings.neighbours or NO_RINGS,
     )
@@ -253,7 +259,7 @@ class Plugin:
         node: what it stands on.
         ledger: who has what; open.
         link: to kubelet; not started.
-        observer: sees refusals, scrubs and preparations.
+        observer: sees calls, refusals, scrubs and preparations.
     """
 
     def __init__(
@@ -351,7 +357,16 @@ class Plugin:
                 debugging=self.debugging,
             )
             self.device_plugin = _device_plugin(
-                settings, node, ledger, link, queue, prestarts, owners, envs, recorder
+                settings,
+                node,
+                ledger,
+                link,
+                queue,
+                prestarts,
+                owners,
+                envs,
+                recorder,
+                observer.called,
             )
         self.leftovers: ClaimReconciler | None = None
         if self.dra is None and (ledger.claim_owners or ledger.resource_claims_unknown):

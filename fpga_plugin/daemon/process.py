@@ -158,7 +158,7 @@ class Daemon:
             policy=self._policy,
             programming=self._locks.set_programming,
         )
-        link = KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=self.context.called)
+        link = KubeletLink(kubelet_dir=settings.kubelet_dir)
         history_writer = self.context.history_writer = HistoryWriter(
             ledger, node.pods.known, journal
         )

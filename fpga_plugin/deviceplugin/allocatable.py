@@ -57,7 +57,6 @@ class AllocatableCheck:
         self._unanswered = 0
         self._differing: Counter[ResourceName] = Counter()
         self._tries: Counter[ResourceName] = Counter()
-        self.mended = 0  # how often a resource was registered again
 
     @property
     def due(self) -> bool:
@@ -118,7 +117,6 @@ class AllocatableCheck:
             return
         del self._differing[resource]
         self._tries[resource] += 1
-        self.mended += 1
         log.warning(
             "kubelet has lost the resource's devices: registering again",
             resource=resource,

@@ -7,7 +7,6 @@ Encoding, "Repeated Elements"). Each of these is encoded once and kept.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,33 +23,19 @@ _KEPT = 1 << 12
 """Devices whose bytes are kept; 256 cards of four regions have 2560 in both states of health."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedList:
-    """A ListAndWatchResponse as it goes over the wire."""
-
-    data: bytes
-
-
-def encode_list(devices: Iterable[AdvertisedDevice]) -> EncodedList:
-    """The message that makes `devices` the resource's whole list."""
-    return EncodedList(b"".join(map(_encode_device, devices)))
+def encode_list(devices: Iterable[AdvertisedDevice]) -> bytes:
+    """The ListAndWatchResponse that makes `devices` the resource's whole list."""
+    return b"".join(map(_encode_device, devices))
 
 
 @lru_cache(maxsize=_KEPT)
 def _encode_device(device: AdvertisedDevice) -> bytes:
-    return bytes(ListAndWatchResponse(devices=[device_message(device)]))
-
-
-def device_message(device: AdvertisedDevice) -> Device:
-    """One device as kubelet's message; node 0 is a node like any other, None is no topology."""
     topology = None
-    if device.numa_node is not None:
+    if device.numa_node is not None:  # 0 is a node like any other
         topology = TopologyInfo(nodes=[NumaNode(id=device.numa_node)])
-    return Device(
-        id=device.id,
-        health="Healthy" if device.healthy else "Unhealthy",
-        topology=topology,
-    )
+    health = "Healthy" if device.healthy else "Unhealthy"
+    message = Device(id=device.id, health=health, topology=topology)
+    return bytes(ListAndWatchResponse(devices=[message]))
 
 
 class ListCodec(Codec):
@@ -58,6 +43,6 @@ class ListCodec(Codec):
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The message's bytes."""
-        if isinstance(message, EncodedList) and message_type is ListAndWatchResponse:
-            return message.data
+        if isinstance(message, bytes):
+            return message
         return super().encode(message, message_type)

@@ -12,7 +12,7 @@ import structlog
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.service import DevicePlugin
-from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
+from fpga_plugin.deviceplugin.servicer import Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.kubernetes.grpc.server import ClosingServer
 from fpga_plugin.kubernetes.grpc.unix_socket import socket_identity
@@ -32,29 +32,18 @@ class Endpoint:
         streams: the ListAndWatch streams.
     """
 
-    def __init__(
-        self,
-        resource: ResourceName,
-        api: DevicePlugin,
-        directory: str,
-        *,
-        on_call: CallObserver | None = None,
-    ) -> None:
+    def __init__(self, resource: ResourceName, api: DevicePlugin, directory: str) -> None:
         self.name = ""
         self.streams = DeviceStreams(resource, api.lists, api.reconciler)
         self._resource = resource
         self._directory = directory
-        self._servicer = Servicer(resource, api, self.streams, on_call=on_call)
+        self._servicer = Servicer(resource, api, self.streams)
         self._server: ClosingServer | None = None
-        self._identity: str | None = None
 
     @property
     def in_place(self) -> bool:
         """Whether the socket file is still there, so that kubelet could connect."""
-        return (
-            self._identity is not None
-            and socket_identity(self._directory, self.name) == self._identity
-        )
+        return socket_identity(self._directory, self.name) is not None
 
     async def start(self) -> None:
         """Bind and serve.
@@ -64,7 +53,6 @@ class Endpoint:
         """
         listener, self.name = listen(self._directory)
         try:
-            self._identity = socket_identity(self._directory, self.name)
             server = ClosingServer([self._servicer], codec=ListCodec())
             await server.serve(listener)
         except BaseException:

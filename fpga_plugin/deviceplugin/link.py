@@ -9,7 +9,6 @@ from functools import partial
 
 from fpga_plugin.deviceplugin.registration import Registration, ResourceStatus, Timing
 from fpga_plugin.deviceplugin.service import DevicePlugin
-from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.host.instruments import Labels
@@ -27,20 +26,11 @@ class KubeletLink:
 
     Args:
         kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
-            service waits for it and says so in `status`; call `sockets.check_directory` first to
-            refuse the start instead.
-        on_call: called after every answered call.
+            service waits for it and says so in `status`.
         timing: limits and delays.
     """
 
-    def __init__(
-        self,
-        *,
-        kubelet_dir: str,
-        on_call: CallObserver | None = None,
-        timing: Timing | None = None,
-    ) -> None:
-        self._on_call = on_call
+    def __init__(self, *, kubelet_dir: str, timing: Timing | None = None) -> None:
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
         self._api: DevicePlugin | None = None
@@ -115,8 +105,7 @@ class KubeletLink:
         for resource in api.lists.resources():
             if resource in self._registrations:
                 continue
-            registration = Registration(
-                resource, api, self._directory, timing=self._timing, on_call=self._on_call
+            registration = self._registrations[resource] = Registration(
+                resource, api, self._directory, self._timing
             )
-            self._registrations[resource] = registration
             self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))

@@ -11,7 +11,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 
@@ -61,9 +60,7 @@ def answer_within(time_left: float | None) -> float:
     """Seconds that a PreStart may take, given its deadline in seconds from now."""
     if time_left is None:
         return LONGEST_ANSWER
-    if time_left < 2 * ANSWER_MARGIN:
-        return max(time_left / 2, 0.0)
-    return min(time_left - ANSWER_MARGIN, LONGEST_ANSWER)
+    return min(max(time_left - ANSWER_MARGIN, time_left / 2, 0.0), LONGEST_ANSWER)
 
 
 _Asked = tuple[Lease, str, Identity, tuple[FpgaRequest, ...]]
@@ -217,8 +214,9 @@ class PreStarts:
         self._preparer.check_result(plan, outcome, observed)
         self._ledger.device_plugin.started(plan.lease.allocations, debug)
 
-    def _expire(self, devices: frozenset[DeviceId], asked: _Asked) -> None:
+    def _expire(self, asked: _Asked) -> None:
         """Drop a result that no call fetched in time: it may be outdated."""
+        devices = frozenset(asked[0].devices)
         preparation = self._preparations.get(devices)
         if preparation is None or preparation.asked is not asked:
             return
@@ -250,18 +248,13 @@ class PreStarts:
         # Another PreStart of the same may have come this far while the files were read.
         if (begun := self._preparations.get(key)) is not None and begun.asked == asked:
             return begun
-        work = asyncio.create_task(self._carry_out(plan), name=f"prepare {', '.join(devices)}")
+        work = asyncio.create_task(
+            self._carry_out(plan, asked), name=f"prepare {', '.join(devices)}"
+        )
         preparation = self._preparations[key] = _Preparation(plan, asked, work)
         self._tasks.add(work)
-        work.add_done_callback(partial(self._finished, key, asked))
+        work.add_done_callback(self._tasks.discard)
         return preparation
-
-    def _finished(
-        self, devices: frozenset[DeviceId], asked: _Asked, work: asyncio.Task[_Outcome]
-    ) -> None:
-        self._tasks.discard(work)
-        # Without the preparation, which has whole images in memory.
-        asyncio.get_running_loop().call_later(UNCLAIMED_FOR, self._expire, devices, asked)
 
     def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
         lease = self._ledger.lease(devices)
@@ -367,7 +360,7 @@ class PreStarts:
             )
         return asked
 
-    async def _carry_out(self, plan: Plan) -> _Outcome:
+    async def _carry_out(self, plan: Plan, asked: _Asked) -> _Outcome:
         outcome: _Outcome
         try:
             outcome = await self._preparer.prepare(plan)
@@ -390,6 +383,8 @@ class PreStarts:
             },
             error=str(outcome) if failed else None,
         )
+        # Without the preparation, which has whole images in memory.
+        asyncio.get_running_loop().call_later(UNCLAIMED_FOR, self._expire, asked)
         return outcome
 
     def _changed(self, _card: CardId | None) -> None:

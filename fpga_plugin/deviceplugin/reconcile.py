@@ -90,7 +90,6 @@ class Reconciler:
         self._envs = envs
         self._missed = missed
         self._allocatable = AllocatableCheck(link, pods.podresources)
-        self._interval = queue.interval
         self._streaming = False
         self._wake = asyncio.Event()
         # Claimed devices that the last List lacked, by what was done to them before it; and which
@@ -153,7 +152,7 @@ class Reconciler:
                 elif self._streaming:
                     again = await self._compare_records()
                 if again:
-                    await asyncio.sleep(self._interval)
+                    await asyncio.sleep(self._queue.interval)
                     if self._allocatable.due:
                         await self._allocatable.look()
                 else:

@@ -30,7 +30,6 @@ from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.register import register
 from fpga_plugin.deviceplugin.service import DevicePlugin
-from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError
@@ -88,15 +87,12 @@ class Registration:
         resource: ResourceName,
         api: DevicePlugin,
         directory: KubeletDirectory,
-        *,
         timing: Timing,
-        on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
         self._api = api
         self._directory = directory
         self._timing = timing
-        self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
         self._endpoint: Endpoint | None = None
@@ -191,9 +187,7 @@ class Registration:
             NotRegisteredError: always, saying how it ended.
             KubeletDirectoryError: no socket can be made.
         """
-        endpoint = self._endpoint = Endpoint(
-            self._resource, self._api, self._directory.path, on_call=self._on_call
-        )
+        endpoint = self._endpoint = Endpoint(self._resource, self._api, self._directory.path)
         outdated = ""
 
         def end(reason: str) -> None:

@@ -4,10 +4,11 @@ Allocate, PostStop and Deallocate are ledger steps and return at once; what they
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+from grpclib.const import Status
 
 from fpga_plugin.allocation.calls import AllocateAnswer
 from fpga_plugin.allocation.ledger import Ledger
@@ -23,6 +24,12 @@ from fpga_plugin.deviceplugin.reconcile import Reconciler
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import ResourceName
 from fpga_plugin.settings.values import NO_CDI_DEVICES, CdiDevices
+
+CallObserver = Callable[[str, ResourceName, Sequence[DeviceId], Status, str, float], None]
+"""Called after every answered call but ListAndWatch, on the event loop; must not block.
+
+Its arguments are the method, the resource, the call's valid ids, the status, what the operator
+should know (empty when OK), and the seconds that it took."""
 
 log = structlog.get_logger()
 
@@ -40,6 +47,7 @@ class DevicePlugin:
         queue: where cards that may have to be scrubbed are added.
         prestarts: the call that waits.
         reconciler: what a stock kubelet does not say.
+        on_call: sees the answers.
         cdi_devices: what the operator adds.
         rings: which cards lie beside each other.
     """
@@ -50,6 +58,7 @@ class DevicePlugin:
     queue: CardQueue
     prestarts: PreStarts
     reconciler: Reconciler
+    on_call: CallObserver
     cdi_devices: CdiDevices = NO_CDI_DEVICES
     rings: Rings = NO_RINGS
 
@@ -58,15 +67,8 @@ class DevicePlugin:
         allocations = self.ledger.device_plugin.allocate(resource, ids)
         self.owners.answered(allocation.device for allocation in allocations)
         of = self.ledger.naming.named_resource(resource)
-        answer = AllocateAnswer.of(
-            of,
-            {
-                region: grant
-                for allocation in allocations
-                for region, grant in allocation.grants.items()
-            },
-        )
-        return replace(answer, cdi_devices=self.cdi_devices.of(of))
+        grants = {region: grant for one in allocations for region, grant in one.grants.items()}
+        return replace(AllocateAnswer.of(of, grants), cdi_devices=self.cdi_devices.of(of))
 
     def preferred(
         self,

@@ -49,13 +49,6 @@ logs its end, even if kubelet makes no call for it."""
 _log = structlog.get_logger()
 
 
-CallObserver = Callable[[str, ResourceName, Sequence[DeviceId], Status, str, float], None]
-"""Called after every answered call but ListAndWatch, on the event loop; must not block.
-
-Its arguments are the method, the resource, the call's valid ids, the status, what the operator
-should know (empty when OK), and the seconds that it took."""
-
-
 @dataclass(slots=True)
 class _Call:
     """One call on its way."""
@@ -85,18 +78,10 @@ class Servicer:
         running: the tasks in which calls are being served.
     """
 
-    def __init__(
-        self,
-        resource: ResourceName,
-        api: DevicePlugin,
-        streams: DeviceStreams,
-        *,
-        on_call: CallObserver | None = None,
-    ) -> None:
+    def __init__(self, resource: ResourceName, api: DevicePlugin, streams: DeviceStreams) -> None:
         self._resource = resource
         self._api = api
         self._streams = streams
-        self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self.running: set[asyncio.Task[Any]] = set()
 
@@ -139,7 +124,8 @@ class Servicer:
             raise
         finally:
             # grpclib ends the answer when this returns, and waits for nothing before that: what the
-            # log line costs, some 0.1 ms, kubelet does not wait for.
+            # log line costs, some 0.1 ms, kubelet does not wait for. Nor does an observer that
+            # fails cost kubelet its answer: asyncio logs it.
             asyncio.get_running_loop().call_soon(
                 self._report, call, status, message, time.monotonic() - started
             )
@@ -161,12 +147,7 @@ class Servicer:
             self._log.info("call not finished", message=message, **values)
         else:
             self._log.warning("call refused", message=message, **values)
-        if self._on_call is None:
-            return
-        try:
-            self._on_call(call.method, self._resource, call.devices, status, message, seconds)
-        except Exception:  # noqa: BLE001  # a failing observer must not cost kubelet its answer
-            self._log.exception("an observer of calls failed", method=call.method)
+        self._api.on_call(call.method, self._resource, call.devices, status, message, seconds)
 
     async def _options(self, _request: v1beta1.Empty, _call: _Call) -> v1beta1.DevicePluginOptions:
         return OPTIONS

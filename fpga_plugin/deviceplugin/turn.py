@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from fpga_plugin.allocation.requests.environment import ContainerRequests
 from fpga_plugin.ids import DeviceId
-from fpga_plugin.kubernetes.pod import ContainerState, Phase, Pod, Run
+from fpga_plugin.kubernetes.pod import Phase, Pod, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def refused(pod: Pod, holders: Sequence[ContainerRequests], words: Sequence[str]
     if not pod.sandbox:
         return None
     for text in words:
-        found = [holder.name for holder in holders if text in _waits(pod.state(holder.name))]
+        found = [holder.name for holder in holders if text in pod.state(holder.name).message]
         others = [holder.name for holder in holders if holder.name not in found]
         if any(pod.state(name).phase is Phase.RUNNING for name in others):
             return None
@@ -143,10 +143,6 @@ def follows(pod: Pod, holders: Sequence[ContainerRequests], last: Start | None) 
         return None  # it succeeded and is to start again: something else happened
     after = names[names.index(last.container) + 1 :]
     return after[0] if after else None
-
-
-def _waits(state: ContainerState) -> str:
-    return state.message if state.phase is Phase.WAITING else ""
 
 
 def _in_same_sandbox(pod: Pod, container: str, started: int) -> bool:

@@ -101,7 +101,8 @@ class ContainerState:
 
     Attributes:
         phase: what it does.
-        message: why it waits, in kubelet's words: the error of its last start.
+        message: why it waits, in kubelet's words: the error of its last start. Empty unless it
+            waits.
         ended: its latest run that ended: the present state of a terminated container, the last
             state of a waiting one. None while it runs.
         started: when the present run began, as in `Run`; 0: it does not run.

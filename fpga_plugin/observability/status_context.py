@@ -11,7 +11,7 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.reads import CardReads
 from fpga_plugin.cards.reports import Report, ReportObserver
-from fpga_plugin.deviceplugin.servicer import CallObserver
+from fpga_plugin.deviceplugin.service import CallObserver
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Readings

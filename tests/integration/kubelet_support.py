@@ -91,6 +91,7 @@ class Calls:
         self.fails: Exception | None = None
         self.news_fails = 0
         self.prestart_waits: asyncio.Event | None = None
+        self.on_call: Callable[..., None] = lambda *_: None
         self._changes = changes
 
     def set(self, resource: ResourceName, *devices: AdvertisedDevice) -> None:
@@ -292,8 +293,8 @@ class Kubelet(RegistrationBase):
 
 
 @asynccontextmanager
-async def plugin(directory: Path, calls: Calls, *, timing: Timing = QUICK, on_call=None):
-    service = KubeletLink(kubelet_dir=str(directory), timing=timing, on_call=on_call)
+async def plugin(directory: Path, calls: Calls, *, timing: Timing = QUICK):
+    service = KubeletLink(kubelet_dir=str(directory), timing=timing)
     await service.start(calls)
     try:
         yield service
@@ -313,10 +314,11 @@ async def kubelet(directory: Path, changes: Changes, **how):
 
 
 @asynccontextmanager
-async def connected(directory: Path, **how):
+async def connected(directory: Path, *, on_call=None, **how):
     """A plugin registered with a kubelet: yields kubelet, calls, changes and the service."""
     changes = Changes()
     calls = Calls(changes)
+    calls.on_call = on_call or calls.on_call
     async with kubelet(directory, changes) as one, plugin(directory, calls, **how) as service:
         await changes.until(one.streams)
         yield one, calls, changes, service

@@ -37,7 +37,7 @@ from kubelet_support import (
 from structlog.testing import capture_logs
 
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.encoding import ListCodec, device_message, encode_list
+from fpga_plugin.deviceplugin.encoding import ListCodec, encode_list
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.register import register
@@ -137,22 +137,27 @@ def test_streams_of_one_endpoint_are_independent(tmp_path):
 
 
 def test_node_zero_is_sent_and_an_unknown_node_is_not():
-    assert device_message(device("a", numa=0)).topology == api.TopologyInfo(
-        nodes=[api.NumaNode(id=0)]
-    )
-    assert device_message(device("a")).topology is None
+    sent = api.ListAndWatchResponse.parse(encode_list([device("a", numa=0), device("b")]))
+    assert [each.topology for each in sent.devices] == [
+        api.TopologyInfo(nodes=[api.NumaNode(id=0)]),
+        None,
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 1024])
 def test_the_quick_encoding_is_the_ordinary_one(count):
-    devices = [
-        device(f"0000-10-00.0-p{n}", healthy=n % 3 > 0, numa=(None, 0, 1)[n % 3])
-        for n in range(count)
+    states = [
+        ("Unhealthy", None, None),
+        ("Healthy", 0, api.TopologyInfo(nodes=[api.NumaNode(id=0)])),
+        ("Healthy", 1, api.TopologyInfo(nodes=[api.NumaNode(id=1)])),
     ]
+    devices, messages = [], []
+    for n in range(count):
+        name, (health, numa, topology) = f"0000-10-00.0-p{n}", states[n % 3]
+        devices.append(device(name, healthy=health == "Healthy", numa=numa))
+        messages.append(api.Device(id=name, health=health, topology=topology))
     quick = ListCodec().encode(encode_list(devices), api.ListAndWatchResponse)
-    assert quick == bytes(
-        api.ListAndWatchResponse(devices=[device_message(each) for each in devices])
-    )
+    assert quick == bytes(api.ListAndWatchResponse(devices=messages))
 
 
 def test_every_method_of_the_service_is_served_with_its_types():

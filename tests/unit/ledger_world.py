@@ -583,6 +583,9 @@ class Nobody:
     def warned(self, *_: object) -> None:
         """Forget it."""
 
+    def called(self, *_: object) -> None:
+        """Forget it."""
+
 
 class Images:
     """`StoreReader` with every accelerator and, unless it was taken away, a blank."""

@@ -11,6 +11,9 @@ It has four sources:
 It keeps, in bounded memory, the pods' names by uid, and what their containers ask for if that lasts
 as long as the pod: so a container restarts although the control plane is away. It keeps neither a
 status nor the rest of an environment. It polls nothing.
+
+The sources of whole pods cost memory and time to import, so each is imported at the first question
+to it, in a thread.
 """
 
 import asyncio
@@ -18,13 +21,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from fpga_plugin.allocation.requests.environment import ContainerRequests, container_requests
 from fpga_plugin.allocation.requests.identity import Identity, identify
-from fpga_plugin.allocation.requests.sources import PodSources
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.ids import DeviceId, ours
@@ -37,12 +39,21 @@ from fpga_plugin.kubernetes.kubelet.checkpoint import (
 )
 from fpga_plugin.kubernetes.kubelet.podresources import PodResourcesClient
 from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
-from fpga_plugin.kubernetes.pod import Pod
+from fpga_plugin.kubernetes.pod import NoSuchPodError, Pod, PodSourceError
+
+if TYPE_CHECKING:
+    from fpga_plugin.kubernetes.apiserver.pods import ApiServer
+    from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi
 
 log = structlog.get_logger()
 
 KEPT_PODS: Final = 1024
 """Pods of which something is remembered; kubelet runs 110 unless told otherwise."""
+
+_HINT: Final = (
+    "mount the socket of kubelet's Pods API (FPGA_PLUGIN_PODS_SOCKET), or let the plugin's service"
+    " account get pods (or set FPGA_PLUGIN_KUBECONFIG)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +115,16 @@ class PodDirectory:
         self.answers: Counter[str] = Counter()
         self._checkpoint = os.path.join(kubelet_dir, FILE_NAME)
         self._ours = ours(prefix)
-        self._sources = PodSources(pods_socket=pods_socket, kubeconfig=kubeconfig)
+        self._pods_socket = pods_socket
+        self._pods_api: PodsApi | None = None
+        self._kubeconfig = kubeconfig
+        self._api_server: ApiServer | None = None
         self._known = BoundedDict[PodUid, KnownPod](KEPT_PODS)
+        self.new_kubelet()
 
     def new_kubelet(self) -> None:
-        """Another kubelet instance, which may not have heard of its pods yet."""
-        self._sources.new_kubelet()
+        """Another kubelet instance, which has told no pod yet."""
+        self._told = BoundedDict[PodUid, None](KEPT_PODS)
 
     # ---------------------------------------------------------------- kubelet's checkpoint
 
@@ -179,7 +194,7 @@ class PodDirectory:
         problems = []
         if identity.pod is not None:
             try:
-                return (await self._sources.from_kubelet(identity.pod)).full_name
+                return (await self._from_kubelet(identity.pod)).full_name
             except NoSourceError as error:
                 problems.append(error.message)
         try:
@@ -240,8 +255,8 @@ class PodDirectory:
         """
         problems = []
         try:
-            pod = await self._sources.from_kubelet(uid)
-            return self._told(PodAnswer(pod=pod, source="pods-api", exact=True))
+            pod = await self._from_kubelet(uid)
+            return self._answer(PodAnswer(pod=pod, source="pods-api", exact=True))
         except NoSourceError as error:
             problems.append(error.message)
         try:
@@ -250,8 +265,8 @@ class PodDirectory:
             problems.append(f"{error.message}, so that the API server cannot be asked by name")
         else:
             try:
-                pod = await self._sources.from_api_server(uid, name)
-                return self._told(PodAnswer(pod=pod, source="api-server", exact=False))
+                pod = await self._from_api_server(uid, name)
+                return self._answer(PodAnswer(pod=pod, source="api-server", exact=False))
             except NoSourceError as error:
                 problems.append(error.message)
                 if uid in self._known and self._known[uid].requests is None:
@@ -260,7 +275,7 @@ class PodDirectory:
         raise NoSourceError(
             f"kubelet sent no environment, and no source reports the spec of pod {uid}:"
             f" {'; '.join(problems)}",
-            hint=self._sources.hint,
+            hint=_HINT,
         )
 
     async def requests(
@@ -294,6 +309,10 @@ class PodDirectory:
     async def ended(self, uid: PodUid) -> bool:
         """Whether a pod is gone or has ended; its processes may still be there.
 
+        A kubelet that waits for its API server knows no pods yet, and some say so of each (1.36:
+        pkg/kubelet/apis/pods, GetPod). So its word that there is none counts only of a pod that the
+        same life of it has told.
+
         The API server needs names, so it is asked only about pods whose spec was read, and lasts.
         Static ones are not among them: somebody may delete its copy of such a pod, which ends
         nothing.
@@ -301,11 +320,73 @@ class PodDirectory:
         Raises:
             NoSourceError: it is unknown.
         """
+        problems = []
+        try:
+            return (await self._from_kubelet(uid)).ended
+        except NoSuchPodError as error:
+            if uid in self._told:
+                return True
+            problems.append(f"{error.message}, and has not since it started")
+        except PodSourceError as error:
+            problems.append(error.message)
         known = self._known.get(uid)
-        name = None if known is None or known.requests is None else known.name
-        return await self._sources.ended(uid, name)
+        if known is None or known.requests is None:
+            problems.append("its name is not known, so that the API server cannot be asked")
+        else:
+            try:
+                return (await self._from_api_server(uid, known.name)).ended
+            except NoSuchPodError:
+                return True
+            except PodSourceError as error:
+                problems.append(error.message)
+        raise NoSourceError(
+            f"no source reports whether pod {uid} is still there: {'; '.join(problems)}",
+            hint=_HINT,
+        )
 
-    def _told(self, answer: PodAnswer) -> PodAnswer:
+    def _answer(self, answer: PodAnswer) -> PodAnswer:
         self.answers[answer.source] += 1
         self.learn(answer.pod.uid, answer.pod.full_name)
         return answer
+
+    async def _from_kubelet(self, uid: PodUid) -> Pod:
+        """The pod, by kubelet's Pods API.
+
+        Raises:
+            NoSuchPodError: kubelet has no such pod, or (1.36) does not have its pods yet.
+            PodSourceError: it does not say it, or is not asked.
+        """
+        if self._pods_socket is None:
+            raise PodSourceError("kubelet's Pods API is switched off")
+        told = self._told  # by the instance that is asked
+        if self._pods_api is None:
+            self._pods_api = await asyncio.to_thread(_pods_api, self._pods_socket)
+        pod = await self._pods_api.get(uid)
+        told[uid] = None
+        return pod
+
+    async def _from_api_server(self, uid: PodUid, name: PodName) -> Pod:
+        """The pod, by the API server.
+
+        Raises:
+            NoSuchPodError: it has no pod of this name, or the name is another pod's by now.
+            PodSourceError: it does not say it.
+        """
+        if self._api_server is None:
+            self._api_server = await asyncio.to_thread(_api_server, self._kubeconfig)
+        pod = await self._api_server.get(*name)
+        if pod.uid != uid:
+            raise NoSuchPodError(f"the API server's pod {name} is another one ({pod.uid})")
+        return pod
+
+
+def _pods_api(socket: str) -> "PodsApi":
+    from fpga_plugin.kubernetes.kubelet.podsapi import PodsApi  # only where needed
+
+    return PodsApi(socket)
+
+
+def _api_server(kubeconfig: str | None) -> "ApiServer":
+    from fpga_plugin.kubernetes.apiserver.pods import ApiServer  # only where needed
+
+    return ApiServer(kubeconfig)

@@ -145,10 +145,8 @@ def _may_hide(prefix: str) -> bool:
 
 
 def _value(pod: Pod, variable: Variable, so_far: Mapping[str, _Value]) -> _Value:
-    if variable.value:
+    if variable.value or variable.source is None:
         return _expand(variable.value, so_far)
-    if variable.source is None:
-        return _Value()
     if not variable.source.field:
         return _Value(unknown=f"{variable.source.what}, which is not read")
     return _field(pod, variable.source.field)

@@ -1,7 +1,6 @@
 """What the directory keeps of pods, and what it makes of a name."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from doubles.cards import PREFIX, REGIONS, device, make_card
@@ -12,7 +11,6 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.requests import directory
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.allocation.requests.identity import Identity
-from fpga_plugin.allocation.requests.sources import PodSources
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.names import PodName, PodUid
@@ -25,20 +23,16 @@ A, B = PodUid("a"), PodUid("b")
 NAME = PodName("tenant", "compress")
 
 
-class ApiServer(PodSources):
-    """Only an API server, whose pods are by name."""
+class ApiServer:
+    """An API server's pods, by name."""
 
     def __init__(self, *pods: Pod) -> None:
-        super().__init__(pods_socket=None, kubeconfig=None)
         self.pods = {pod.full_name: pod for pod in pods}
 
-    async def _api(self):
-        async def get(namespace: str, name: str) -> Pod:
-            if (found := self.pods.get(PodName(namespace, name))) is None:
-                raise PodSourceError("the API server is away")
-            return found
-
-        return SimpleNamespace(get=get)
+    async def get(self, namespace: str, name: str) -> Pod:
+        if (found := self.pods.get(PodName(namespace, name))) is None:
+            raise PodSourceError("the API server is away")
+        return found
 
 
 def pod(uid: PodUid = A, **fields) -> Pod:
@@ -49,7 +43,7 @@ def pod(uid: PodUid = A, **fields) -> Pod:
 
 def of(listed: Kubelet | None = None, *pods: Pod) -> PodDirectory:
     made = PodDirectory(kubelet_dir="/nowhere", prefix=PREFIX, podresources=listed)  # type: ignore[arg-type]
-    made._sources = ApiServer(*pods)
+    made._api_server = ApiServer(*pods)
     return made
 
 
@@ -116,7 +110,7 @@ def test_a_name_by_which_the_api_server_tells_another_pod_is_asked_for_again() -
     with pytest.raises(NoSourceError, match="is another one"):
         asyncio.run(pods.read(A, frozenset({P0})))
     assert listed.calls == 0
-    pods._sources = ApiServer(pod())
+    pods._api_server = ApiServer(pod())
     asyncio.run(pods.read(A, frozenset({P0})))
     assert listed.calls == 1
 
@@ -124,7 +118,7 @@ def test_a_name_by_which_the_api_server_tells_another_pod_is_asked_for_again() -
 def test_what_a_pod_asks_for_is_kept_while_the_api_server_is_away() -> None:
     pods = of(Kubelet("/nowhere", ("compress", P0)), pod())
     asyncio.run(pods.requests(A, frozenset({P0})))
-    pods._sources = ApiServer()
+    pods._api_server = ApiServer()
     with pytest.raises(NoSourceError):
         asyncio.run(pods.read(A, frozenset({P0})))
     assert asyncio.run(pods.requests(A, frozenset({P0})))[1] is None
