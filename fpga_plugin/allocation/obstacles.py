@@ -29,6 +29,7 @@ from fpga_plugin.allocation.names import (
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.state import State
 from fpga_plugin.errors import ASK_THE_OPERATOR, RefusedError
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 
@@ -229,6 +230,10 @@ class Obstacles:
         for obstacle in self._of_presence(device, card, regions):
             raise obstacle.refusal()
         return regions
+
+    def grants_of(self, device: DeviceId) -> dict[RegionId, Grant]:
+        """What its present regions grant; raises as `regions_of`."""
+        return {region.id: region.grant for region in self.regions_of(device)}
 
     def check_grants(self, allocation: Allocation) -> None:
         """Invariant 10: the pod's nodes still lead to these regions, and to no others.

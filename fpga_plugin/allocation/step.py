@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from msgspec import UNSET
 
@@ -106,7 +105,7 @@ class Step:
         pods: Iterable[PodUid | None],
         *,
         used: bool = False,
-        **facts: Any,
+        pod: PodUid | None = None,
     ) -> Allocation:
         """A new allocation, with the tenancies of those that use it.
 
@@ -115,8 +114,8 @@ class Step:
             resource: under which it is granted.
             grants: each region's nodes and variables.
             pods: its users; None among them: a pod that is not known yet.
-            used: one of their containers may have it already.
-            facts: other fields of the `Allocation`.
+            used: one of their containers may have it already, after a PreStart that was not seen.
+            pod: its owner, where that is one pod that is known.
         """
         state = self._state
         allocation = Allocation(
@@ -124,10 +123,11 @@ class Step:
             resource=resource,
             grants=grants,
             missed_prestart=used,
+            prestarts=self.pending_poststops(device) + used,
+            pod=pod,
             instance=state.kubelet_instance,
             number=state.next_number(),
             since=state.clock(),
-            **facts,
         )
         self.change.allocations[device] = allocation
         self.change.pending_poststops[device] = 0
