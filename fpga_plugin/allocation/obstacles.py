@@ -30,7 +30,7 @@ from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.state import State
 from fpga_plugin.errors import ASK_THE_OPERATOR, RefusedError
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 
 AnyId: TypeAlias = DeviceId | RegionId | CardId
@@ -225,11 +225,14 @@ class Obstacles:
         Raises:
             RefusedError: its card, or one of its regions, is gone, or its card is not served.
         """
-        card = self._state.cards.get(card_of(device))
-        regions = _regions(card, device)
-        for obstacle in self._of_presence(device, card, regions):
+        for obstacle in self._of_presence(device):
             raise obstacle.refusal()
-        return regions
+        return self._regions(device)
+
+    def _regions(self, device: DeviceId) -> tuple[Region, ...]:
+        card = self._state.cards.get(card_of(device))
+        there = () if card is None else card.regions
+        return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
 
     def grants_of(self, device: DeviceId) -> dict[RegionId, Grant]:
         """What its present regions grant; raises as `regions_of`."""
@@ -260,9 +263,9 @@ class Obstacles:
         device = DeviceId(device)
         state, whole = self._state, is_card(device)
         card = state.cards.get(card_of(device))
-        regions = _regions(card, device)
+        regions = self._regions(device)
         yield from self._of_mode(device)
-        yield from self._of_presence(device, card, regions)
+        yield from self._of_presence(device)
         for region in regions:
             yield from self._of_hardware(region)
         for region in regions:
@@ -308,9 +311,8 @@ class Obstacles:
                 tenant=f"kubelet's view was out of date; {ANOTHER_POD}",
             )
 
-    def _of_presence(
-        self, device: DeviceId, card: Card | None, regions: tuple[Region, ...]
-    ) -> Iterator[Obstacle]:
+    def _of_presence(self, device: DeviceId) -> Iterator[Obstacle]:
+        card = self._state.cards.get(card_of(device))
         if card is None:
             problem = self._state.problems.get(card_of(device))
             why, tenant, operator = "is gone", MAY_COME_BACK, ""
@@ -324,7 +326,7 @@ class Obstacles:
                 f"shows {len(card.regions)} of its {card.ports} regions",
                 "wait until its driver has bound all ports",
             )
-        elif not regions:
+        elif not self._regions(device):
             yield Obstacle(
                 ObstacleKind.GONE, f"region {device}", "is gone from its card", MAY_COME_BACK
             )
@@ -433,12 +435,6 @@ class Obstacles:
                 f"may still be used by pod {', '.join(pods)}, which had it",
                 operator=PROCESSES,
             )
-
-
-def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
-    """The present regions of a device."""
-    there = () if card is None else card.regions
-    return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
 
 
 def _faulted(kind: ObstacleKind, subject: str, cause: str, hint: str = "") -> Obstacle:
