@@ -19,8 +19,7 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, ObstacleKind, Obstacle
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -96,12 +95,8 @@ class DevicePluginSteps:
             if present is not None:
                 self._check_name(device, resource)
                 step.release(present, "implied")
-            regions = self._obstacles.regions_of(device)
-            grants = {region.id: region.grant for region in regions}
-            pending_poststops = step.pending_poststops(device)
-            granted.append(
-                step.grant(device, resource, grants, [None], prestarts=pending_poststops)
-            )
+            grants = self._obstacles.grants_of(device)
+            granted.append(step.grant(device, resource, grants, [None]))
         nodes = [node for allocation in granted for _, node in allocation.nodes]
         if len(set(nodes)) < len(nodes):
             raise RefusedError(
@@ -183,10 +178,9 @@ class DevicePluginSteps:
         for obstacle in self._obstacles.of(device):
             if obstacle.kind is ObstacleKind.MODE:
                 raise obstacle.refusal()
-        grants = grants_among(device, env)
-        grants = grants or {r.id: r.grant for r in self._obstacles.regions_of(device)}
+        grants = grants_among(device, env) or self._obstacles.grants_of(device)
         step = Step(self._state)
-        allocation = self._grant_to(step, device, resource, grants, pod)
+        allocation = step.grant(device, resource, grants, [pod], used=True, pod=pod)
         if resource not in self._state.resources:
             step.change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region in grants:
@@ -221,21 +215,8 @@ class DevicePluginSteps:
             device = allocation.device
             step.release(allocation, "implied")
             grants = grants_among(device, env) or allocation.grants
-            self._grant_to(step, device, allocation.resource, grants, pod)
+            step.grant(device, allocation.resource, grants, [pod], used=True, pod=pod)
         step.commit()
-
-    def _grant_to(
-        self,
-        step: Step,
-        device: DeviceId,
-        resource: ResourceName,
-        grants: Mapping[RegionId, Grant],
-        pod: PodUid | None,
-    ) -> Allocation:
-        """An allocation that kubelet's records show: a container of the pod may have started."""
-        # One PreStart was not seen: they are never balanced.
-        prestarts = 1 + step.pending_poststops(device)
-        return step.grant(device, resource, grants, [pod], used=True, pod=pod, prestarts=prestarts)
 
     def _bind(
         self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]

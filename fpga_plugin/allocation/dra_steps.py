@@ -5,7 +5,7 @@ keeps an `Allocation` for each device, as with the device plugin API, and a `Cla
 claim. The two change in one transaction.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fpga_plugin.allocation.journal.records import (
@@ -25,7 +25,7 @@ from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import Step
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.ids import CardId, DeviceId, RegionId
-from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 
 class DeviceOwnedError(NotFinishedError):
@@ -110,7 +110,8 @@ class DraSteps:
             self._obstacles.check(device, Stops.CLAIM if present is None else Stops.PREPARE)
             if present is not None:
                 step.release(present, "prepared again")
-            allocations.append(self._grant(step, device, resource, users))
+            grants = self._obstacles.grants_of(device)
+            allocations.append(step.grant(device, resource, grants, users))
         if before is not None:  # it had others before: kubelet named another allocation
             self._leave(step, before, owner.devices)
         step.commit()
@@ -146,21 +147,6 @@ class DraSteps:
         for allocation in self._state.allocations_of(owner.devices):
             if allocation.device not in kept:
                 step.release(allocation)
-
-    def _grant(
-        self,
-        step: Step,
-        device: DeviceId,
-        resource: ResourceName,
-        pods: Iterable[PodUid],
-        *,
-        used: bool = False,
-    ) -> Allocation:
-        grants = {region.id: region.grant for region in self._obstacles.regions_of(device)}
-        # Its PreStarts are never balanced: with DRA no PostStop comes.
-        return step.grant(
-            device, resource, grants, pods, used=used, prestart_seen=True, prestarts=1
-        )
 
     def _check_others(self, owner: ClaimOwner, device: DeviceId) -> None:
         """Invariant 1, among claims.
@@ -223,7 +209,8 @@ class DraSteps:
             if resource is None:
                 raise unknown_device(device)
             self._check_others(owner, device)
-            allocation = self._grant(step, device, resource, pods, used=True)
+            grants = self._obstacles.grants_of(device)
+            allocation = step.grant(device, resource, grants, pods, used=True)
             allocations.append(allocation)
             for region in allocation.grants:
                 step.spoil(region, "a pod may have used it")

@@ -18,7 +18,7 @@ So an alias that a pod has for one interface id is given to another only after t
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from fpga_plugin.allocation.journal.records import AliasBinding, Change
+from fpga_plugin.allocation.journal.records import AliasBinding, Change, TenantImage
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     card_of,
@@ -100,7 +100,7 @@ class Naming:
         """
         return self._owners_image(region, self._state.images.get(region, ()))
 
-    def _owners_image(self, region: RegionId, images: Collection[AfuId | None]) -> bool:
+    def _owners_image(self, region: RegionId, images: Collection[object]) -> bool:
         card = self._state.cards.get(card_of(region))
         return bool(images) and (card is None or card.reprogrammable)
 
@@ -119,10 +119,8 @@ class Naming:
     def name_function(self, change: Change, region: RegionId, afu_id: AfuId) -> None:
         """A function that a region turned out to hold is a resource from now on."""
         card = self._state.cards.get(card_of(region))
-        images = set(self._state.images.get(region, ()))
-        for image, on in change.images.items():
-            if image.region == region:
-                (images.add if on else images.discard)(image.afu_id)
+        known = {TenantImage(region, one): True for one in self._state.images.get(region, ())}
+        images = [one for one, on in (known | change.images).items() if on and one.region == region]
         if card is None or not self.serves_functions or self._owners_image(region, images):
             return
         name = function_name(self.prefix_of(card), card.interface_id, afu_id)

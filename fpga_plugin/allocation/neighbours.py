@@ -29,22 +29,15 @@ def adjacent(
     The shortest row counts, then that with the smallest ids. None: no row has so many, or a fixed
     one lies elsewhere, or one card alone is asked for.
     """
-    taken = {card_of(device.id) for device in fixed}
-    best: tuple[tuple[object, ...], list[AdvertisedDevice]] | None = None
+    choices = []
     for row in _rows(rings):
-        if not taken <= set(row):
-            continue
         there = [device for device in group if card_of(device.id) in row]
-        if len(there) < missing:
-            continue
-        chosen = sorted(there, key=lambda d: (row.index(card_of(d.id)), device_order(d.id)))
-        chosen = chosen[:missing]
-        if len({card_of(device.id) for device in (*chosen, *fixed)}) < len(row):
-            continue  # a shorter row has them, too
-        rank = (len(row), sorted(device_order(device.id) for device in chosen))
-        if len(row) > 1 and (best is None or rank < best[0]):
-            best = rank, chosen
-    return None if best is None else best[1]
+        there = sorted(there, key=lambda d: (row.index(card_of(d.id)), device_order(d.id)))
+        chosen = there[:missing]
+        cards = {card_of(device.id) for device in (*chosen, *fixed)}
+        if len(chosen) == missing and cards == set(row):  # of fewer cards there is a shorter row
+            choices.append((len(row), sorted(device_order(d.id) for d in chosen), chosen))
+    return min(choices, key=lambda choice: choice[:2])[2] if choices else None
 
 
 def _rows(rings: Rings) -> Iterator[tuple[CardId, ...]]:

@@ -29,7 +29,8 @@ from fpga_plugin.allocation.names import (
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.state import State
 from fpga_plugin.errors import ASK_THE_OPERATOR, RefusedError
-from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 
 AnyId: TypeAlias = DeviceId | RegionId | CardId
@@ -141,8 +142,7 @@ class Obstacle:
 
     Attributes:
         kind: decides what it stops.
-        what: the sentence's subject: card, region or node.
-        why: the rest of the sentence.
+        message: the reason as one sentence, whose subject is a card, a region or a node.
         tenant: what the pod's owner can do.
         operator: what the node's operator can do; empty: nothing but what the pod's owner can.
         cause: for a fault, what the hardware reports.
@@ -150,17 +150,11 @@ class Obstacle:
     """
 
     kind: ObstacleKind
-    what: str
-    why: str
+    message: str
     tenant: str = ANOTHER_POD
     operator: str = ""
     cause: str = ""
     device: DeviceId | None = None
-
-    @property
-    def message(self) -> str:
-        """The reason as one sentence."""
-        return f"{self.what} {self.why}"
 
     @property
     def told(self) -> str:
@@ -224,11 +218,18 @@ class Obstacles:
         Raises:
             RefusedError: its card, or one of its regions, is gone, or its card is not served.
         """
-        card = self._state.cards.get(card_of(device))
-        regions = _regions(card, device)
-        for obstacle in self._of_presence(device, card, regions):
+        for obstacle in self._of_presence(device):
             raise obstacle.refusal()
-        return regions
+        return self._regions(device)
+
+    def _regions(self, device: DeviceId) -> tuple[Region, ...]:
+        card = self._state.cards.get(card_of(device))
+        there = () if card is None else card.regions
+        return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
+
+    def grants_of(self, device: DeviceId) -> dict[RegionId, Grant]:
+        """What its present regions grant; raises as `regions_of`."""
+        return {region.id: region.grant for region in self.regions_of(device)}
 
     def check_grants(self, allocation: Allocation) -> None:
         """Invariant 10: the pod's nodes still lead to these regions, and to no others.
@@ -255,9 +256,9 @@ class Obstacles:
         device = DeviceId(device)
         state, whole = self._state, is_card(device)
         card = state.cards.get(card_of(device))
-        regions = _regions(card, device)
+        regions = self._regions(device)
         yield from self._of_mode(device)
-        yield from self._of_presence(device, card, regions)
+        yield from self._of_presence(device)
         for region in regions:
             yield from self._of_hardware(region)
         for region in regions:
@@ -269,25 +270,23 @@ class Obstacles:
         if why := self.exposure.refusal(card, whole=whole):
             yield Obstacle(
                 ObstacleKind.EXPOSED,
-                f"card {card.id}",
-                f"is not given {'as a whole' if whole else 'by region'}: {why}",
+                f"card {card.id} is not given {'as a whole' if whole else 'by region'}: {why}",
                 tenant=f"the operator allows it by that setting; {ANOTHER_POD}",
                 operator="change that setting (docs/security.md)",
             )
         for region in regions:
             yield from self._of_contents(region)
         if whole and card.id in state.memory_clear_pending and not state.allocations_on(card.id):
-            yield Obstacle(
-                ObstacleKind.MEMORY, f"card {card.id}", "has memory that is not cleared yet"
-            )
+            why = f"card {card.id} has memory that is not cleared yet"
+            yield Obstacle(ObstacleKind.MEMORY, why)
         if not card.reprogrammable:
-            why = "cannot be reconfigured partially: its image is in its flash"
-            yield Obstacle(ObstacleKind.FIXED, f"card {card.id}", why, operator=FUNCTIONS_HINT)
+            why = f"card {card.id} cannot be reconfigured partially: its image is in its flash"
+            yield Obstacle(ObstacleKind.FIXED, why, operator=FUNCTIONS_HINT)
         elif self._naming.serves_functions:
             yield Obstacle(
                 ObstacleKind.FIXED,
-                f"card {card.id}",
-                "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)",
+                f"card {card.id} holds functions, which are handed over as they are"
+                " (FPGA_PLUGIN_ADVERTISE=af)",
                 operator="set another FPGA_PLUGIN_ADVERTISE to program its regions",
             )
 
@@ -295,34 +294,29 @@ class Obstacles:
         card, whole = card_of(device), is_card(device)
         in_use = [c.device for c in self._state.allocations_on(card) if is_card(c.device) != whole]
         if in_use:
-            have = f"its regions {', '.join(sorted(in_use))} are" if whole else "the whole card is"
-            yield Obstacle(
-                ObstacleKind.MODE,
-                f"card {card}",
-                f"cannot be given {'as a whole' if whole else 'by region'}: {have} in use",
-                tenant=f"kubelet's view was out of date; {ANOTHER_POD}",
-            )
+            why = "by region: the whole card is in use"
+            if whole:
+                why = f"as a whole: its regions {', '.join(sorted(in_use))} are in use"
+            tenant = f"kubelet's view was out of date; {ANOTHER_POD}"
+            yield Obstacle(ObstacleKind.MODE, f"card {card} cannot be given {why}", tenant)
 
-    def _of_presence(
-        self, device: DeviceId, card: Card | None, regions: tuple[Region, ...]
-    ) -> Iterator[Obstacle]:
+    def _of_presence(self, device: DeviceId) -> Iterator[Obstacle]:
+        card = self._state.cards.get(card_of(device))
         if card is None:
             problem = self._state.problems.get(card_of(device))
             why, tenant, operator = "is gone", MAY_COME_BACK, ""
             if problem is not None:
                 why, tenant, operator = f"is not served: {problem.message}", NEW_POD, problem.hint
-            yield Obstacle(ObstacleKind.GONE, f"card {card_of(device)}", why, tenant, operator)
+            yield Obstacle(ObstacleKind.GONE, f"card {card_of(device)} {why}", tenant, operator)
         elif is_card(device) and not card.complete:
             yield Obstacle(
                 ObstacleKind.INCOMPLETE,
-                f"card {card.id}",
-                f"shows {len(card.regions)} of its {card.ports} regions",
+                f"card {card.id} shows {len(card.regions)} of its {card.ports} regions",
                 "wait until its driver has bound all ports",
             )
-        elif not regions:
-            yield Obstacle(
-                ObstacleKind.GONE, f"region {device}", "is gone from its card", MAY_COME_BACK
-            )
+        elif not self._regions(device):
+            why = f"region {device} is gone from its card"
+            yield Obstacle(ObstacleKind.GONE, why, MAY_COME_BACK)
 
     def _of_hardware(self, region: Region) -> Iterator[Obstacle]:
         state, subject = self._state, f"region {region.id}"
@@ -330,8 +324,7 @@ class Obstacles:
             why = debug_holds.words(hold)
             yield Obstacle(
                 ObstacleKind.KEPT,
-                subject,
-                f"is {why}",
+                f"{subject} is {why}",
                 OPERATOR_ENDS_IT,
                 f"`fpga-plugin card release {region.card}` ends that",
                 cause=why,
@@ -349,16 +342,13 @@ class Obstacles:
         # A pod that still has an allocation can be deleted.
         one = min(strangers, key=lambda each: each.left)
         node = next((node for node in one.nodes if node in region.grant.nodes), "the device number")
-        subject = f"{node} of region {region.id}"
+        who = f"the pod that was given {one.region} before the device numbers changed"
+        hint = f"delete the pod that holds {one.region}"
         if one.left:
-            who, hint = (
-                f"pod {one.pod}, which was given it as {one.region} and may still run",
-                PROCESSES,
-            )
-        else:
-            who = f"the pod that was given {one.region} before the device numbers changed"
-            hint = f"delete the pod that holds {one.region}"
-        yield Obstacle(ObstacleKind.STRANGER, subject, f"is also open to {who}", hint, hint)
+            who = f"pod {one.pod}, which was given it as {one.region} and may still run"
+            hint = PROCESSES
+        why = f"{node} of region {region.id} is also open to {who}"
+        yield Obstacle(ObstacleKind.STRANGER, why, hint, hint)
 
     def _of_owner(self, device: DeviceId) -> Iterator[Obstacle]:
         state, whole = self._state, is_card(device)
@@ -366,42 +356,33 @@ class Obstacles:
         for allocation in state.allocations_on(card):
             if not whole and allocation.device not in {device, DeviceId(card)}:
                 continue
-            owner = state.claim_owner_of(allocation.device)
+            subject, owner = allocation.device, state.claim_owner_of(allocation.device)
             if owner is not None and not self._dra:
-                yield Obstacle(
-                    ObstacleKind.RESOURCE_CLAIM,
-                    allocation.device,
-                    f"belongs to ResourceClaim {owner.full_name}",
-                    LEAVE_DRA,
-                    LEAVE_DRA,
-                )
+                why = f"{subject} belongs to ResourceClaim {owner.full_name}"
+                yield Obstacle(ObstacleKind.RESOURCE_CLAIM, why, LEAVE_DRA, LEAVE_DRA)
             elif owner is None and self._dra:
-                yield Obstacle(
-                    ObstacleKind.POD, allocation.device, "belongs to a pod by the device plugin API"
-                )
-            yield Obstacle(
-                ObstacleKind.OWNED, allocation.device, "has an owner", device=allocation.device
-            )
+                why = f"{subject} belongs to a pod by the device plugin API"
+                yield Obstacle(ObstacleKind.POD, why)
+            yield Obstacle(ObstacleKind.OWNED, f"{subject} has an owner", device=subject)
 
     def _of_card(self, card: CardId) -> Iterator[Obstacle]:
         state, subject = self._state, f"card {card}"
         if (why := state.foreign.get(card)) is not None:
-            yield Obstacle(ObstacleKind.FOREIGN, subject, f"is left alone: {why}", "")
+            yield Obstacle(ObstacleKind.FOREIGN, f"{subject} is left alone: {why}", "")
         present = state.cards.get(card)
         if card in state.rebinding and not (present is not None and present.resets):
-            yield Obstacle(ObstacleKind.REBINDING, f"the driver of card {card}", "is being rebound")
+            yield Obstacle(ObstacleKind.REBINDING, f"the driver of {subject} is being rebound")
         # For an owned device too: in a damaged journal, the allocation may have ended long ago.
         if card in state.unreconciled:
             why, tenant, operator = NOT_READ, ANOTHER_POD, LOG_SAYS
             if state.resource_claims_unknown:
                 why, tenant, operator = state.resource_claims_unknown, LEAVE_DRA, LEAVE_DRA
-            why = f"is not known: {why}"
-            yield Obstacle(ObstacleKind.UNRECONCILED, f"who has card {card}", why, tenant, operator)
+            why = f"who has {subject} is not known: {why}"
+            yield Obstacle(ObstacleKind.UNRECONCILED, why, tenant, operator)
         if card in state.drained:
             yield Obstacle(
                 ObstacleKind.DRAINED,
-                subject,
-                "is being taken out of service",
+                f"{subject} is being taken out of service",
                 OPERATOR_ENDS_IT,
                 f"`fpga-plugin card undrain {card}` ends that",
             )
@@ -412,29 +393,18 @@ class Obstacles:
         free = allocation is None
         if free and record.condition not in self.offered | {Condition.FAULTED}:
             why = f": {record.reason}" if record.reason else ""
-            yield Obstacle(ObstacleKind.NOT_CLEAN, subject, f"is not clean yet{why}")
+            yield Obstacle(ObstacleKind.NOT_CLEAN, f"{subject} is not clean yet{why}")
         if debug_holds.pending(state, region.id):
             yield Obstacle(
                 ObstacleKind.UNDECIDED,
-                subject,
-                "is to be kept for debugging, if its container failed",
+                f"{subject} is to be kept for debugging, if its container failed",
                 operator=f"`fpga-plugin card release {region.card}` ends that",
                 device=None if allocation is None else allocation.device,
             )
         if pods := sorted({one.pod for one in state.tenancies.left(region.id) if one.pod}):
-            yield Obstacle(
-                ObstacleKind.TENANCY,
-                subject,
-                f"may still be used by pod {', '.join(pods)}, which had it",
-                operator=PROCESSES,
-            )
-
-
-def _regions(card: Card | None, device: DeviceId) -> tuple[Region, ...]:
-    """The present regions of a device."""
-    there = () if card is None else card.regions
-    return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
+            why = f"{subject} may still be used by pod {', '.join(pods)}, which had it"
+            yield Obstacle(ObstacleKind.TENANCY, why, operator=PROCESSES)
 
 
 def _faulted(kind: ObstacleKind, subject: str, cause: str, hint: str = "") -> Obstacle:
-    return Obstacle(kind, subject, f"is faulted: {cause}", NEW_POD, hint or RUNBOOK, cause)
+    return Obstacle(kind, f"{subject} is faulted: {cause}", NEW_POD, hint or RUNBOOK, cause)

@@ -90,8 +90,7 @@ def _choose(
     """
     free = {card_of(device.id) for device in fixed}
     group = sorted(group, key=_order)
-    index = {device.id: number for number, device in enumerate(group)}
-    best: tuple[tuple[object, ...], list[AdvertisedDevice]] | None = None
+    choices = []
     for nodes in _node_sets(group, {device.numa_node for device in fixed}, missing):
         there = [device for device in group if device.numa_node in nodes]
         on_open = [device for device in there if card_of(device.id) in opened]
@@ -102,11 +101,8 @@ def _choose(
             chosen = on_open + _from_few_cards(others, free, missing - len(on_open))
             chosen.sort(key=_order)
         more = len({card_of(device.id) for device in chosen} - free)
-        rank = (-min(len(on_open), missing), more, [index[device.id] for device in chosen])
-        if best is None or rank < best[0]:
-            best = rank, chosen
-    assert best is not None, "the group has enough devices, so some set of nodes has"
-    return best[1]
+        choices.append((-min(len(on_open), missing), more, list(map(_order, chosen)), chosen))
+    return min(choices, key=lambda choice: choice[:3])[3]
 
 
 def _node_sets(

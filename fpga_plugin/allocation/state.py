@@ -242,13 +242,10 @@ class State:
         """Allocations by the device plugin API, not those of ResourceClaims."""
         return [one for one in self.allocations.values() if self.claim_owner_of(one.device) is None]
 
-    def card_allocation(self, card: CardId) -> Allocation | None:
-        """The allocation on the whole card."""
-        return self.allocations.get(DeviceId(card))
-
     def region_allocation(self, region: RegionId) -> Allocation | None:
         """The allocation that covers a region: its own, or its card's."""
-        return self.allocations.get(DeviceId(region)) or self.card_allocation(card_of(region))
+        card = DeviceId(card_of(region))
+        return self.allocations.get(DeviceId(region)) or self.allocations.get(card)
 
     def allocations_on(self, card: CardId) -> list[Allocation]:
         """Allocations on the card or on any of its regions."""
@@ -266,7 +263,7 @@ class State:
 
     def mode(self, card: CardId) -> CardMode:
         """How the card is used."""
-        if self.card_allocation(card) is not None:
+        if DeviceId(card) in self.allocations:
             return CardMode.WHOLE
         return CardMode.PARTITIONED if self.allocations_on(card) else CardMode.FREE
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from msgspec import UNSET
 
@@ -106,7 +105,7 @@ class Step:
         pods: Iterable[PodUid | None],
         *,
         used: bool = False,
-        **facts: Any,
+        pod: PodUid | None = None,
     ) -> Allocation:
         """A new allocation, with the tenancies of those that use it.
 
@@ -115,30 +114,26 @@ class Step:
             resource: under which it is granted.
             grants: each region's nodes and variables.
             pods: its users; None among them: a pod that is not known yet.
-            used: one of their containers may have it already.
-            facts: other fields of the `Allocation`.
+            used: one of their containers may have it already, after a PreStart that was not seen.
+            pod: its owner, where that is one pod that is known.
         """
-        state = self._state
+        state, change = self._state, self.change
+        pending = change.pending_poststops.get(device, state.pending_poststops.get(device, 0))
         allocation = Allocation(
             device=device,
             resource=resource,
             grants=grants,
             missed_prestart=used,
+            prestarts=pending + used,
+            pod=pod,
             instance=state.kubelet_instance,
             number=state.next_number(),
             since=state.clock(),
-            **facts,
         )
-        self.change.allocations[device] = allocation
-        self.change.pending_poststops[device] = 0
+        change.allocations[device] = allocation
+        change.pending_poststops[device] = 0
         self.begin(allocation, pods, used=used)
         return allocation
-
-    def pending_poststops(self, device: DeviceId) -> int:
-        """PostStops of ended allocations on a device that may still come."""
-        return self.change.pending_poststops.get(
-            device, self._state.pending_poststops.get(device, 0)
-        )
 
     def start(self, allocation: Allocation) -> None:
         """Its owner's containers may have the device from now on."""

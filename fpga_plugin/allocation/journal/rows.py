@@ -13,6 +13,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import msgspec
@@ -263,24 +264,14 @@ def _card(text: str) -> CardId:
     return CardId(device) if is_card(device) else _nonsense(text)
 
 
-def _tenancy(text: str) -> TenancyKey:
-    key = _TENANCY.decode(text)
-    parse_region_id(key.region)
-    return key
+def _of_region(key: msgspec.json.Decoder[TenancyKey | TenantImage], text: str) -> object:
+    parsed = key.decode(text)
+    parse_region_id(parsed.region)
+    return parsed
 
 
-def _image(text: str) -> TenantImage:
-    image = _IMAGE.decode(text)
-    parse_region_id(image.region)
-    return image
-
-
-def _resource(text: str) -> ResourceName:
-    return _nonsense(text) if kind_of(text) is None else ResourceName(text)
-
-
-def _aliased(text: str) -> ResourceName:
-    return _nonsense(text) if aliased_name(text) is None else ResourceName(text)
+def _resource(parts: Callable[[str], object], text: str) -> ResourceName:
+    return _nonsense(text) if parts(text) is None else ResourceName(text)
 
 
 def _shown(value: object) -> str:
@@ -312,8 +303,6 @@ class _Kind:
 
 # Made at import: see kubernetes/kubelet/checkpoint.py.
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
-_TENANCY: Final = msgspec.json.Decoder(TenancyKey)
-_IMAGE: Final = msgspec.json.Decoder(TenantImage)
 _FLAG: Final = msgspec.json.Decoder(bool)
 
 _ABOUT: Final = {_COMMITS: re.compile(r"[0-9]{1,18}"), _IDENTITY: re.compile(r"[0-9a-f]{32}")}
@@ -328,14 +317,16 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "memory_clear_pending": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
-    "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), "key"),
-    "resources": _Kind(_resource, _FLAG),
+    "tenancies": _Kind(
+        partial(_of_region, msgspec.json.Decoder(TenancyKey)), msgspec.json.Decoder(Tenancy), "key"
+    ),
+    "resources": _Kind(partial(_resource, kind_of), _FLAG),
     "pending_poststops": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
     "claim_owners": _Kind(
         parse_claim_uid, msgspec.json.Decoder(ClaimOwner), "uid", _check_claim_owner
     ),
-    "images": _Kind(_image, _FLAG),
+    "images": _Kind(partial(_of_region, msgspec.json.Decoder(TenantImage)), _FLAG),
     "debug_holds": _Kind(parse_region_id, msgspec.json.Decoder(DebugHold), "region"),
-    "alias_bindings": _Kind(_aliased, msgspec.json.Decoder(AliasBinding)),
+    "alias_bindings": _Kind(partial(_resource, aliased_name), msgspec.json.Decoder(AliasBinding)),
 }
 """By the field of `Change`."""

@@ -1,5 +1,6 @@
 """The cards as status, page and metrics show them (`observability/cards.py`)."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from obstacle_reasons import BOARD, CARD, D0, D1, R0, R1, REASONS, tenancy
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
+from fpga_plugin.allocation.obstacles import Obstacle, ObstacleKind, Stops
 from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.hardware.model import Iommu
@@ -79,6 +80,11 @@ WORDS = {
 """Of what the card's row says in words of its own."""
 
 
+def why(one: Obstacle) -> str:
+    """What an obstacle says of its subject, which ends with the name of a card or region."""
+    return re.split(rf"{CARD.id}\S* ", one.message, maxsplit=1)[1]
+
+
 def test_each_kind_that_makes_a_device_unhealthy_is_among_the_cases():
     stopping = {kind for kind in ObstacleKind if kind.stops & (Stops.OFFER | Stops.OWNER)}
     assert stopping == {kind for kind, _ in UNHEALTHY}
@@ -110,7 +116,7 @@ def test_no_region_is_unhealthy_without_a_word_why(kind, cause, owned, advertise
             against = {each for one in devices for each in ledger.obstacles.of(one)}
             if not region["healthy"]:
                 assert any(
-                    (one.cause or WORDS.get(one.kind, one.why)) in said
+                    (one.cause or WORDS.get(one.kind, why(one))) in said
                     or (one.kind is ObstacleKind.NOT_CLEAN and region["condition"] == "DIRTY")
                     for one in against
                 ), said
