@@ -129,15 +129,11 @@ class CardOperations:
         numbers: dict[RegionId, Mapping[Path, DeviceNumber]] = {}
 
         def open_all() -> dict[RegionId, Port]:
-            try:
-                ports = {
-                    region.id: stack.enter_context(self.backend.open_port(card, region))
-                    for region in regions
-                }
-                numbers.update((region.id, self.backend.numbers(region)) for region in regions)
-            except BaseException:
-                stack.close()
-                raise
+            ports = {
+                region.id: stack.enter_context(self.backend.open_port(card, region))
+                for region in regions
+            }
+            numbers.update((region.id, self.backend.numbers(region)) for region in regions)
             return ports
 
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
