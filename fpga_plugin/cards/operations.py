@@ -338,8 +338,7 @@ class CardOperations:
     def settle(self, regions: Iterable[RegionId]) -> None:
         """Mark regions DIRTY that are still SCRUBBING although the work has ended."""
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
-        if left:
-            self.ledger.work.dirty(left, "the work on it was not finished")
+        self.ledger.work.dirty(left, "the work on it was not finished")
 
 
 @dataclass(frozen=True, slots=True)
