@@ -262,15 +262,15 @@ class Debugging:
         }
         states: dict[tuple[str, tuple[str, ...]], str | None] = {}
         for region, debug in tuple(self._ledger.debug_holds.items()):
+            key = debug.pod, debug.containers
+            if not debug.until and key not in states:
+                states[key] = await self._failure(debug)
             if self._ledger.debug_holds.get(region) is not debug:
-                continue  # it changed while another's status was read, and is looked at again
+                continue  # it changed while a status was read, and is looked at again
             if debug.until:
                 self._look_at_kept(debug)
-                continue
-            key = debug.pod, debug.containers
-            if key not in states:
-                states[key] = await self._failure(debug)
-            self._look_at_owner(region, debug, states[key])
+            else:
+                self._look_at_owner(region, debug, states[key])
 
     def _look_at_kept(self, debug: DebugHold) -> None:
         left = self.left(debug)
@@ -291,12 +291,9 @@ class Debugging:
             return None
         return failure(pod, debug.containers)
 
-    def _look_at_owner(self, region: RegionId, before: DebugHold, failed: str | None) -> None:
+    def _look_at_owner(self, region: RegionId, debug: DebugHold, failed: str | None) -> None:
         """Note what failed while the region has its owner, and decide when it has none."""
         ledger = self._ledger
-        debug = ledger.debug_holds.get(region)
-        if debug is not before:
-            return  # another container began, or another owner came, while the status was read
         if failed is not None:
             debug = replace(debug, failure=failed)
             debug_holds.put(ledger, debug)
