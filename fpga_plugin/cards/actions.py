@@ -7,7 +7,6 @@ import structlog
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
@@ -66,13 +65,9 @@ class CardActions:
         recovery: Recovery,
         inventory: Inventory,
     ) -> None:
-        self._operations = operations
+        self._operations, self._ledger = operations, operations.ledger
         self._recovery = recovery
         self._inventory = inventory
-
-    @property
-    def _ledger(self) -> Ledger:
-        return self._operations.ledger
 
     async def drain(self, card: str, *, drained: bool = True) -> CardState:
         """Take a card out of service: it gets no new owner, present ones keep it; or bring it back.

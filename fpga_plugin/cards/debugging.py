@@ -25,7 +25,6 @@ import structlog
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import DebugHold
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
@@ -142,7 +141,8 @@ class Debugging:
         interval: float,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._operations, self._pods, self._recorder = operations, pods, recorder
+        self._operations, self._ledger = operations, operations.ledger
+        self._pods, self._recorder = pods, recorder
         self._queue = queue
         self._allowed = allowed
         self._interval, self._clock = interval, clock
@@ -152,10 +152,6 @@ class Debugging:
             self._ledger.subscribe(self._changed)
             for card in {card_of(region) for region in self._ledger.debug_holds}:
                 self._changed(card)
-
-    @property
-    def _ledger(self) -> Ledger:
-        return self._operations.ledger
 
     def _changed(self, card: CardId | None) -> None:
         """Log the port errors of what is debugged, and look whether something ended."""
