@@ -72,11 +72,11 @@ class Allowed:
     """What the operator allows.
 
     Attributes:
-        prefix: of our resources, and of the annotation.
+        annotation: by which a pod asks for it; its prefix is that of our resources.
         namespaces: whose pods may ask; `*`: all.
     """
 
-    prefix: str
+    annotation: str
     namespaces: frozenset[str]
 
     @classmethod
@@ -92,12 +92,8 @@ class Allowed:
                 " empty",
             )
             return None
-        return cls(prefix=settings.resource_prefix, namespaces=frozenset(settings.debug_namespaces))
-
-    @property
-    def annotation(self) -> str:
-        """By which a pod asks for it."""
-        return f"{self.prefix}/debug"
+        annotation = f"{settings.resource_prefix}/debug"
+        return cls(annotation=annotation, namespaces=frozenset(settings.debug_namespaces))
 
     def to(self, namespace: str) -> bool:
         """Whether pods of a namespace may ask."""

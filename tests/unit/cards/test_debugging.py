@@ -77,7 +77,7 @@ class Recorder:
 def debugging(ledger, answer=None, *, namespaces=("tenant",)):
     clock = SimpleNamespace(now=100.0)
     operations = SimpleNamespace(ledger=ledger, port_errors_logged=set())
-    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
+    allowed = Allowed(annotation="fpga.intel.com/debug", namespaces=frozenset(namespaces))
     made = Debugging(
         operations,
         Pods(answer),

@@ -248,5 +248,5 @@ def test_what_the_settings_allow_and_that_a_setting_without_effect_is_said(
         allowed = Allowed.by(settings)
     assert (allowed is not None) == allows
     if allows:
-        assert allowed == Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
+        assert allowed == Allowed(annotation="fpga.intel.com/debug", namespaces=frozenset(namespaces))
     assert len(lines) == (namespaces is not None and not allows)
