@@ -233,10 +233,10 @@ class Preparer:
             TenancyActiveError: one does.
         """
         operations = self._operations
-        former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
-        if plan.pod is not None:
-            former = [one for one in former if one.pod != plan.pod]
-        await operations.check_gone(former)
+        left = operations.ledger.tenancies.left
+        await operations.check_gone(
+            one for region in region_ids for one in left(region) if one.pod != plan.pod
+        )
 
     async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
         operations, ledger = self._operations, self._operations.ledger
