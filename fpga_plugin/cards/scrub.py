@@ -89,18 +89,6 @@ class Scrubber:
         """What the scrub of a DIRTY region waited for at the last look; empty: nothing."""
         return self._waits.get(region, "")
 
-    def _bound_by_plugin(self, card: Card) -> list[Region]:
-        """Clean regions without an owner for which the plugin bound drivers."""
-        ledger = self._operations.ledger
-        return [
-            region
-            for region in card.regions
-            if self._operations.backend.bound_by_plugin(region)
-            and ledger.record(region.id).condition in CLEAN
-            and ledger.region_allocation(region.id) is None
-            and self._may_work(region)
-        ]
-
     def _may_work(self, region: Region) -> bool:
         return self._operations.ledger.obstacles.first(region.id, Stops.SCRUB) is None
 
@@ -233,13 +221,18 @@ class Scrubber:
             return None
 
     async def _give_back(self, card: Card) -> None:
-        """Unbind drivers that were bound for a region once it has no owner."""
-        operations = self._operations
-        for region in self._bound_by_plugin(card):
+        """Unbind drivers that the plugin bound for a region, once it is clean without an owner."""
+        backend, ledger = self._operations.backend, self._operations.ledger
+        for region in card.regions:
+            if not (
+                backend.bound_by_plugin(region)
+                and ledger.record(region.id).condition in CLEAN
+                and ledger.region_allocation(region.id) is None
+                and self._may_work(region)
+            ):
+                continue
             try:
-                await operations.workers.run(
-                    card.id, partial(operations.backend.give_back, card, region)
-                )
+                await self._operations.workers.run(card.id, backend.give_back, card, region)
             except FpgaPluginError as error:
                 # Nothing depends on it: the next owner finds them bound.
                 log.warning("drivers not given back", region=region.id, error=str(error))
