@@ -194,7 +194,6 @@ class HandProgrammer:
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
         operations, ledger = self._operations, self._operations.ledger
-        self._check(card.id, region)
         await operations.check_gone(ledger.left_on(card.id))
         blank = await operations.blanks.load(card)
         card = self._check(card.id, region)
