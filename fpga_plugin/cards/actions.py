@@ -160,11 +160,7 @@ class CardActions:
             # The backend sees any other process that has a function open.
             await self._operations.check_gone(ledger.left_on(card_id))
             return
-        if card_id not in ledger.drained:
-            raise RefusedError(
-                f"card {card_id} is in service",
-                hint=f"run `fpga-plugin card drain {card_id}` first",
-            )
+        self._operations.check_drained(card_id)
         for region in present.regions:
             await self._operations.check_gone(ledger.tenancies.left(region.id))
             async with self._operations.ports(present, [region]):

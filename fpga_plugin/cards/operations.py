@@ -33,7 +33,7 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, RegionId
+from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
 from fpga_plugin.kubernetes.names import PodUid
 
@@ -97,6 +97,18 @@ class CardOperations:
             raise TenancyActiveError(
                 f"pod {one.pod}, which had {one.region}, still runs",
                 hint=f"try again once that pod has ended, as kubelet does; {PROCESSES}",
+            )
+
+    def check_drained(self, card_id: CardId) -> None:
+        """Check that a card is out of service.
+
+        Raises:
+            RefusedError: it is not.
+        """
+        if card_id not in self.ledger.drained:
+            raise RefusedError(
+                f"card {card_id} is in service",
+                hint=f"run `fpga-plugin card drain {card_id}` first",
             )
 
     def former(self, region: RegionId) -> frozenset[PodUid]:
