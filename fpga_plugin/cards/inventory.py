@@ -78,7 +78,6 @@ class Inventory:
     ) -> None:
         self._ledger = operations.ledger
         self._backend = operations.backend
-        self._blanks = operations.blanks
         self._workers = operations.workers
         self._cards = cards
         self._queue = queue
@@ -177,7 +176,7 @@ class Inventory:
         """AFU id of the blank for a card's free regions; None: they are not blanked."""
         if self._ledger.naming.serves_functions or not card.reprogrammable:
             return None
-        return await self._blanks.afu_id(card)
+        return await self._operations.blanks.afu_id(card)
 
     def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
         if self._ledger.cards.get(card.id) != card:
@@ -296,7 +295,7 @@ class Inventory:
                 continue
             try:
                 if card_id in silent:
-                    self._silent(card)
+                    self._judged(card, _failed(card, SILENT))
                 else:
                     await self.check(card_id)
             except FpgaPluginError as error:  # such as a journal that cannot be written
@@ -328,7 +327,7 @@ class Inventory:
                 signals = await self._reads.run(card_id, lambda: self._signals(card))
             except SilentCardError:
                 if self._ledger.cards.get(card_id) == card:
-                    self._silent(card)
+                    self._judged(card, _failed(card, SILENT))
                 return
             await self._port_errors.look(card, {} if signals is None else signals[1])
             if self._ledger.cards.get(card_id) != card:
@@ -403,10 +402,6 @@ class Inventory:
         else:
             address = PciAddress.parse(card_id)
             self._problem(CardProblem(address, words, error.hint, passing=True))
-
-    def _silent(self, card: Card) -> None:
-        """A card does not answer: its regions are out of service until it does."""
-        self._judged(card, _failed(card, SILENT))
 
     def hasten(self, card_id: CardId) -> None:
         """At the next look, count as recovered whatever is well, however short it has been well.
