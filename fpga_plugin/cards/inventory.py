@@ -88,8 +88,7 @@ class Inventory:
         self._interval = interval
         self._well_since: dict[RegionId, float] = {}
         self._scans: dict[CardId, asyncio.Lock] = {}
-        self._again: set[CardId] = set()
-        self._all_again = False
+        self._again: set[CardId | None] = set()  # what `changed` has begun to scan
         # Signals at the last look that are worth showing and make nothing Unhealthy.
         self.degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +98,7 @@ class Inventory:
 
     async def scan(self) -> None:
         """Scan everything again; health signals only of cards on which no work runs."""
-        self._all_again = False
+        self._again.discard(None)
         present = frozenset(await asyncio.to_thread(self._backend.card_ids))
         known = self._ledger.cards.keys() | self.problems.keys()
         await asyncio.gather(*map(self._scan_idle, sorted(present | known)))
@@ -111,15 +110,13 @@ class Inventory:
 
     def changed(self, card: CardId | None) -> None:
         """A card may have changed; None: any card (`EventSource`)."""
-        if self._closing:
+        if self._closing or card in self._again:
             return
+        self._again.add(card)
         if card is None:
-            if not self._all_again:
-                self._all_again = True
-                log.info("events were lost, scanning all cards")
-                self._spawn(self.scan())
-        elif card not in self._again:
-            self._again.add(card)
+            log.info("events were lost, scanning all cards")
+            self._spawn(self.scan())
+        else:
             self._spawn(self.rescan(card))
 
     def _look_later(self, card: CardId) -> None:
