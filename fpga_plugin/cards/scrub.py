@@ -288,21 +288,14 @@ class Scrubber:
         if (one := await operations.living(left)) is not None:
             self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs", PROCESSES)
             return False
-        if (uid := await self._running_owner(region)) is not None:
-            self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+        owner = operations.ledger.region_allocation(region.id)
+        if owner is None or owner.pod is None or not owner.used:
+            return True
+        # Kubelet may report the end of one container twice, while its successor runs.
+        if await asyncio.to_thread(operations.cgroups.may_run_containers, owner.pod):
+            self._wait_for(region.id, f"pod {owner.pod}, its owner, runs containers")
             return False
         return True
-
-    async def _running_owner(self, region: Region) -> PodUid | None:
-        """The owner whose containers ended as often as they began, and which runs some.
-
-        Kubelet may report the end of one container twice, while its successor runs.
-        """
-        allocation = self._operations.ledger.region_allocation(region.id)
-        if allocation is None or allocation.pod is None or not allocation.used:
-            return None
-        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, allocation.pod)
-        return allocation.pod if runs else None
 
     def _begin_report(self, region: RegionId) -> Report:
         # An owner that is there has its containers behind it, or still before it.
