@@ -1,6 +1,5 @@
 """The operator's actions on a card: take it out of service, bring it back, look at it again."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -97,7 +96,8 @@ class CardActions:
             workers, backend = self._operations.workers, self._operations.backend
             async with workers.lock(card_id):
                 if cleared := await workers.run(card_id, backend.clear_errors, present):
-                    log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
+                    shown = {name: f"{value:#x}" for name, value in cleared.items()}
+                    log.info("card errors cleared", card=card_id, errors=shown)
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
         self._ledger.work.forgive(card_id, "an operator asked to try it again")
@@ -245,7 +245,3 @@ class CardActions:
             hint="`fpga-plugin status` lists them; a card's id is its PCI address with dashes,"
             " such as 0000-3b-00.0",
         )
-
-
-def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
-    return {name: f"{value:#x}" for name, value in errors.items()}
