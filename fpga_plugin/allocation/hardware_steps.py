@@ -184,8 +184,6 @@ class HardwareSteps:
         had = dict(self._state.failing)
         for region in present.regions:
             fault, before = failing.get(region.id), had.get(region.id)
-            if before == fault:
-                continue
             self._state.failing.pop(region.id, None)
             if fault is not None:
                 self._state.failing[region.id] = fault

@@ -1,13 +1,11 @@
 """The operator's actions on a card: take it out of service, bring it back, look at it again."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
@@ -66,13 +64,9 @@ class CardActions:
         recovery: Recovery,
         inventory: Inventory,
     ) -> None:
-        self._operations = operations
+        self._operations, self._ledger = operations, operations.ledger
         self._recovery = recovery
         self._inventory = inventory
-
-    @property
-    def _ledger(self) -> Ledger:
-        return self._operations.ledger
 
     async def drain(self, card: str, *, drained: bool = True) -> CardState:
         """Take a card out of service: it gets no new owner, present ones keep it; or bring it back.
@@ -102,7 +96,8 @@ class CardActions:
             workers, backend = self._operations.workers, self._operations.backend
             async with workers.lock(card_id):
                 if cleared := await workers.run(card_id, backend.clear_errors, present):
-                    log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
+                    shown = {name: f"{value:#x}" for name, value in cleared.items()}
+                    log.info("card errors cleared", card=card_id, errors=shown)
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
         self._ledger.work.forgive(card_id, "an operator asked to try it again")
@@ -165,11 +160,7 @@ class CardActions:
             # The backend sees any other process that has a function open.
             await self._operations.check_gone(ledger.left_on(card_id))
             return
-        if card_id not in ledger.drained:
-            raise RefusedError(
-                f"card {card_id} is in service",
-                hint=f"run `fpga-plugin card drain {card_id}` first",
-            )
+        self._operations.check_drained(card_id)
         for region in present.regions:
             await self._operations.check_gone(ledger.tenancies.left(region.id))
             async with self._operations.ports(present, [region]):
@@ -254,7 +245,3 @@ class CardActions:
             hint="`fpga-plugin status` lists them; a card's id is its PCI address with dashes,"
             " such as 0000-3b-00.0",
         )
-
-
-def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
-    return {name: f"{value:#x}" for name, value in errors.items()}

@@ -66,8 +66,8 @@ class Blanks:
         return blank
 
     def _report(self, interface_id: InterfaceId, problem: str) -> None:
+        self._problems[interface_id] = problem
         if problem:
-            self._problems[interface_id] = problem
             log.warning(
                 "blank bitstream missing",
                 interface_id=interface_id,
@@ -76,7 +76,6 @@ class Blanks:
                 hint=f"{VENDORS}; {WITHOUT}",
             )
         else:
-            self._problems.pop(interface_id, None)
             log.info("blank bitstream found", interface_id=interface_id)
 
     async def afu_id(self, card: Card) -> AfuId | None:

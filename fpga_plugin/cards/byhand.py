@@ -24,7 +24,6 @@ from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     InvalidRequestError,
-    RefusedError,
     UnknownDeviceError,
     quote,
 )
@@ -180,11 +179,7 @@ class HandProgrammer:
         card = ledger.cards.get(card_id)
         if card is None or region not in card.regions:
             raise CardGoneError(f"card {card_id} went, or is another one by now")
-        if card_id not in ledger.drained:
-            raise RefusedError(
-                f"card {card_id} is in service",
-                hint=f"run `fpga-plugin card drain {card_id}` first",
-            )
+        self._operations.check_drained(card_id)
         # A neighbour's owner shares the card's memory, which is cleared.
         of_card = (one for one in ledger.obstacles.of(card_id) if one.kind is ObstacleKind.OWNED)
         obstacle = next(of_card, None) or ledger.obstacles.first(region.id, Stops.BY_HAND)
@@ -194,7 +189,6 @@ class HandProgrammer:
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
         operations, ledger = self._operations, self._operations.ledger
-        self._check(card.id, region)
         await operations.check_gone(ledger.left_on(card.id))
         blank = await operations.blanks.load(card)
         card = self._check(card.id, region)

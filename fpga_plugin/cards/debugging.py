@@ -25,7 +25,6 @@ import structlog
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import DebugHold
-from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.recorder import EventRecorder
@@ -73,11 +72,11 @@ class Allowed:
     """What the operator allows.
 
     Attributes:
-        prefix: of our resources, and of the annotation.
+        annotation: by which a pod asks for it; its prefix is that of our resources.
         namespaces: whose pods may ask; `*`: all.
     """
 
-    prefix: str
+    annotation: str
     namespaces: frozenset[str]
 
     @classmethod
@@ -93,12 +92,8 @@ class Allowed:
                 " empty",
             )
             return None
-        return cls(prefix=settings.resource_prefix, namespaces=frozenset(settings.debug_namespaces))
-
-    @property
-    def annotation(self) -> str:
-        """By which a pod asks for it."""
-        return f"{self.prefix}/debug"
+        annotation = f"{settings.resource_prefix}/debug"
+        return cls(annotation=annotation, namespaces=frozenset(settings.debug_namespaces))
 
     def to(self, namespace: str) -> bool:
         """Whether pods of a namespace may ask."""
@@ -142,7 +137,8 @@ class Debugging:
         interval: float,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._operations, self._pods, self._recorder = operations, pods, recorder
+        self._operations, self._ledger = operations, operations.ledger
+        self._pods, self._recorder = pods, recorder
         self._queue = queue
         self._allowed = allowed
         self._interval, self._clock = interval, clock
@@ -152,10 +148,6 @@ class Debugging:
             self._ledger.subscribe(self._changed)
             for card in {card_of(region) for region in self._ledger.debug_holds}:
                 self._changed(card)
-
-    @property
-    def _ledger(self) -> Ledger:
-        return self._operations.ledger
 
     def _changed(self, card: CardId | None) -> None:
         """Log the port errors of what is debugged, and look whether something ended."""
@@ -262,15 +254,15 @@ class Debugging:
         }
         states: dict[tuple[str, tuple[str, ...]], str | None] = {}
         for region, debug in tuple(self._ledger.debug_holds.items()):
+            key = debug.pod, debug.containers
+            if not debug.until and key not in states:
+                states[key] = await self._failure(debug)
             if self._ledger.debug_holds.get(region) is not debug:
-                continue  # it changed while another's status was read, and is looked at again
+                continue  # it changed while a status was read, and is looked at again
             if debug.until:
                 self._look_at_kept(debug)
-                continue
-            key = debug.pod, debug.containers
-            if key not in states:
-                states[key] = await self._failure(debug)
-            self._look_at_owner(region, debug, states[key])
+            else:
+                self._look_at_owner(region, debug, states[key])
 
     def _look_at_kept(self, debug: DebugHold) -> None:
         left = self.left(debug)
@@ -291,12 +283,9 @@ class Debugging:
             return None
         return failure(pod, debug.containers)
 
-    def _look_at_owner(self, region: RegionId, before: DebugHold, failed: str | None) -> None:
+    def _look_at_owner(self, region: RegionId, debug: DebugHold, failed: str | None) -> None:
         """Note what failed while the region has its owner, and decide when it has none."""
         ledger = self._ledger
-        debug = ledger.debug_holds.get(region)
-        if debug is not before:
-            return  # another container began, or another owner came, while the status was read
         if failed is not None:
             debug = replace(debug, failure=failed)
             debug_holds.put(ledger, debug)

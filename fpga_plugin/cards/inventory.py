@@ -78,7 +78,6 @@ class Inventory:
     ) -> None:
         self._ledger = operations.ledger
         self._backend = operations.backend
-        self._blanks = operations.blanks
         self._workers = operations.workers
         self._cards = cards
         self._queue = queue
@@ -89,8 +88,7 @@ class Inventory:
         self._interval = interval
         self._well_since: dict[RegionId, float] = {}
         self._scans: dict[CardId, asyncio.Lock] = {}
-        self._again: set[CardId] = set()
-        self._all_again = False
+        self._again: set[CardId | None] = set()  # what `changed` has begun to scan
         # Signals at the last look that are worth showing and make nothing Unhealthy.
         self.degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,7 +98,7 @@ class Inventory:
 
     async def scan(self) -> None:
         """Scan everything again; health signals only of cards on which no work runs."""
-        self._all_again = False
+        self._again.discard(None)
         present = frozenset(await asyncio.to_thread(self._backend.card_ids))
         known = self._ledger.cards.keys() | self.problems.keys()
         await asyncio.gather(*map(self._scan_idle, sorted(present | known)))
@@ -112,15 +110,13 @@ class Inventory:
 
     def changed(self, card: CardId | None) -> None:
         """A card may have changed; None: any card (`EventSource`)."""
-        if self._closing:
+        if self._closing or card in self._again:
             return
+        self._again.add(card)
         if card is None:
-            if not self._all_again:
-                self._all_again = True
-                log.info("events were lost, scanning all cards")
-                self._spawn(self.scan())
-        elif card not in self._again:
-            self._again.add(card)
+            log.info("events were lost, scanning all cards")
+            self._spawn(self.scan())
+        else:
             self._spawn(self.rescan(card))
 
     def _look_later(self, card: CardId) -> None:
@@ -177,7 +173,7 @@ class Inventory:
         """AFU id of the blank for a card's free regions; None: they are not blanked."""
         if self._ledger.naming.serves_functions or not card.reprogrammable:
             return None
-        return await self._blanks.afu_id(card)
+        return await self._operations.blanks.afu_id(card)
 
     def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
         if self._ledger.cards.get(card.id) != card:
@@ -296,7 +292,7 @@ class Inventory:
                 continue
             try:
                 if card_id in silent:
-                    self._silent(card)
+                    self._judged(card, _failed(card, SILENT))
                 else:
                     await self.check(card_id)
             except FpgaPluginError as error:  # such as a journal that cannot be written
@@ -328,7 +324,7 @@ class Inventory:
                 signals = await self._reads.run(card_id, lambda: self._signals(card))
             except SilentCardError:
                 if self._ledger.cards.get(card_id) == card:
-                    self._silent(card)
+                    self._judged(card, _failed(card, SILENT))
                 return
             await self._port_errors.look(card, {} if signals is None else signals[1])
             if self._ledger.cards.get(card_id) != card:
@@ -403,10 +399,6 @@ class Inventory:
         else:
             address = PciAddress.parse(card_id)
             self._problem(CardProblem(address, words, error.hint, passing=True))
-
-    def _silent(self, card: Card) -> None:
-        """A card does not answer: its regions are out of service until it does."""
-        self._judged(card, _failed(card, SILENT))
 
     def hasten(self, card_id: CardId) -> None:
         """At the next look, count as recovered whatever is well, however short it has been well.

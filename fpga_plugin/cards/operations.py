@@ -33,7 +33,7 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, RegionId
+from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup, PodCgroups
 from fpga_plugin.kubernetes.names import PodUid
 
@@ -99,6 +99,18 @@ class CardOperations:
                 hint=f"try again once that pod has ended, as kubelet does; {PROCESSES}",
             )
 
+    def check_drained(self, card_id: CardId) -> None:
+        """Check that a card is out of service.
+
+        Raises:
+            RefusedError: it is not.
+        """
+        if card_id not in self.ledger.drained:
+            raise RefusedError(
+                f"card {card_id} is in service",
+                hint=f"run `fpga-plugin card drain {card_id}` first",
+            )
+
     def former(self, region: RegionId) -> frozenset[PodUid]:
         """Pods that had a region since it was last scrubbed, for reports."""
         return frozenset(
@@ -129,15 +141,11 @@ class CardOperations:
         numbers: dict[RegionId, Mapping[Path, DeviceNumber]] = {}
 
         def open_all() -> dict[RegionId, Port]:
-            try:
-                ports = {
-                    region.id: stack.enter_context(self.backend.open_port(card, region))
-                    for region in regions
-                }
-                numbers.update((region.id, self.backend.numbers(region)) for region in regions)
-            except BaseException:
-                stack.close()
-                raise
+            ports = {
+                region.id: stack.enter_context(self.backend.open_port(card, region))
+                for region in regions
+            }
+            numbers.update((region.id, self.backend.numbers(region)) for region in regions)
             return ports
 
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
@@ -342,8 +350,7 @@ class CardOperations:
     def settle(self, regions: Iterable[RegionId]) -> None:
         """Mark regions DIRTY that are still SCRUBBING although the work has ended."""
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
-        if left:
-            self.ledger.work.dirty(left, "the work on it was not finished")
+        self.ledger.work.dirty(left, "the work on it was not finished")
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,10 +233,10 @@ class Preparer:
             TenancyActiveError: one does.
         """
         operations = self._operations
-        former = [one for r in region_ids for one in operations.ledger.tenancies.left(r)]
-        if plan.pod is not None:
-            former = [one for one in former if one.pod != plan.pod]
-        await operations.check_gone(former)
+        left = operations.ledger.tenancies.left
+        await operations.check_gone(
+            one for region in region_ids for one in left(region) if one.pod != plan.pod
+        )
 
     async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
         operations, ledger = self._operations, self._operations.ledger
@@ -269,9 +269,6 @@ class Preparer:
         finally:
             operations.report(report)
         self.check(plan)  # the card's nodes may be other ones
-
-    def _condition(self, region: RegionId) -> Condition:
-        return self._operations.ledger.record(region).condition
 
     async def _work(self, plan: Plan, work: Work, regions: list[Region]) -> None:
         operations, ledger, card = self._operations, self._operations.ledger, work.card
@@ -311,7 +308,7 @@ class Preparer:
     def _needs_scrub(
         self, region: Region, target: Target | None, used: frozenset[RegionId]
     ) -> bool:
-        match self._condition(region.id):
+        match self._operations.ledger.record(region.id).condition:
             case Condition.BLANK:
                 # Handed over blank before: a container has run on it since.
                 return target is None and region.id in used
@@ -330,9 +327,10 @@ class Preparer:
             work.reports[region.id],
             work.ports[region.id],
         )
+        record = ledger.record(region.id)
         if target is None:
             if not report.scrubbed:
-                expected = ledger.record(region.id).afu_id
+                expected = record.afu_id
                 assert expected is not None, "a BLANK region's AFU id is always known"
                 await operations.step(
                     work.card, report, lambda: steps.verify(port, expected, report), pr=False
@@ -341,6 +339,6 @@ class Preparer:
                 await operations.step(work.card, report, port.leave, pr=False)
             ledger.work.clean(region.id, report.afu_id, blank=True)
             return
-        own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
+        own = not report.scrubbed and (used or record.condition is Condition.PROGRAMMED)
         await work.program(region, target.image, target.settings, quiesce=own)
         ledger.work.programmed(region.id, target.afu_id)

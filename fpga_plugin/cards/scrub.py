@@ -89,18 +89,6 @@ class Scrubber:
         """What the scrub of a DIRTY region waited for at the last look; empty: nothing."""
         return self._waits.get(region, "")
 
-    def _bound_by_plugin(self, card: Card) -> list[Region]:
-        """Clean regions without an owner for which the plugin bound drivers."""
-        ledger = self._operations.ledger
-        return [
-            region
-            for region in card.regions
-            if self._operations.backend.bound_by_plugin(region)
-            and ledger.record(region.id).condition in CLEAN
-            and ledger.region_allocation(region.id) is None
-            and self._may_work(region)
-        ]
-
     def _may_work(self, region: Region) -> bool:
         return self._operations.ledger.obstacles.first(region.id, Stops.SCRUB) is None
 
@@ -233,13 +221,18 @@ class Scrubber:
             return None
 
     async def _give_back(self, card: Card) -> None:
-        """Unbind drivers that were bound for a region once it has no owner."""
-        operations = self._operations
-        for region in self._bound_by_plugin(card):
+        """Unbind drivers that the plugin bound for a region, once it is clean without an owner."""
+        backend, ledger = self._operations.backend, self._operations.ledger
+        for region in card.regions:
+            if not (
+                backend.bound_by_plugin(region)
+                and ledger.record(region.id).condition in CLEAN
+                and ledger.region_allocation(region.id) is None
+                and self._may_work(region)
+            ):
+                continue
             try:
-                await operations.workers.run(
-                    card.id, partial(operations.backend.give_back, card, region)
-                )
+                await self._operations.workers.run(card.id, backend.give_back, card, region)
             except FpgaPluginError as error:
                 # Nothing depends on it: the next owner finds them bound.
                 log.warning("drivers not given back", region=region.id, error=str(error))
@@ -295,21 +288,14 @@ class Scrubber:
         if (one := await operations.living(left)) is not None:
             self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs", PROCESSES)
             return False
-        if (uid := await self._running_owner(region)) is not None:
-            self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+        owner = operations.ledger.region_allocation(region.id)
+        if owner is None or owner.pod is None or not owner.used:
+            return True
+        # Kubelet may report the end of one container twice, while its successor runs.
+        if await asyncio.to_thread(operations.cgroups.may_run_containers, owner.pod):
+            self._wait_for(region.id, f"pod {owner.pod}, its owner, runs containers")
             return False
         return True
-
-    async def _running_owner(self, region: Region) -> PodUid | None:
-        """The owner whose containers ended as often as they began, and which runs some.
-
-        Kubelet may report the end of one container twice, while its successor runs.
-        """
-        allocation = self._operations.ledger.region_allocation(region.id)
-        if allocation is None or allocation.pod is None or not allocation.used:
-            return None
-        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, allocation.pod)
-        return allocation.pod if runs else None
 
     def _begin_report(self, region: RegionId) -> Report:
         # An owner that is there has its containers behind it, or still before it.

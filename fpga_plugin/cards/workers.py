@@ -11,9 +11,10 @@ the thread opened.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -33,20 +34,18 @@ class CardWorkers:
     """
 
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
-        self._locks: dict[CardId, asyncio.Lock] = {}
+        self._locks = defaultdict[CardId, asyncio.Lock](asyncio.Lock)
         self._in_flight: set[RegionId] = set()
         self._tell = programming or (lambda _: None)
         self._closing = False
 
-    @asynccontextmanager
-    async def lock(self, card: CardId) -> AsyncIterator[None]:
+    def lock(self, card: CardId) -> AbstractAsyncContextManager[None]:
         """Held through everything that changes what is on a card."""
-        async with self._locks.setdefault(card, asyncio.Lock()):
-            yield
+        return self._locks[card]
 
     def locked(self, card: CardId) -> bool:
         """Whether a task holds the card's lock."""
-        return card in self._locks and self._locks[card].locked()
+        return self._locks[card].locked()
 
     async def run(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -646,7 +646,7 @@ class Life(RuleBasedStateMachine):
 
     def blank_image(self, *, there: bool) -> None:
         self.images.has_blank = there
-        self.plugin.hardware._blanks.forget(None)
+        self.plugin.hardware._operations.blanks.forget(None)
         for card in list(self.plugin.ledger.cards):
             self.plugin.call(functools.partial(self.plugin.queue.add, card))
         self.after()

@@ -1,7 +1,6 @@
 """A region that an operator programmed has no owner, and comes to nobody before a scrub."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from ledger_support import found, make_ledger, make_lists, reopened, shown
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.bitstreams.id_names import Names
 from fpga_plugin.cards.byhand import HandProgrammer
+from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.errors import (
     FpgaPluginError,
     InvalidRequestError,
@@ -96,7 +96,15 @@ def test_a_name_that_cannot_be_looked_up_is_refused_for_that_reason(error: FpgaP
             return Names()
 
     async def program(bitstream: str) -> None:
-        operations = SimpleNamespace(ledger=make_ledger(CARD)[0])
+        nothing: Any = None
+        operations = CardOperations(
+            ledger=make_ledger(CARD)[0],
+            backend=nothing,
+            blanks=nothing,
+            workers=nothing,
+            cgroups=nothing,
+            observer=nothing,
+        )
         programmer: Any = HandProgrammer(operations, Store())  # type: ignore[arg-type]
         await programmer.program("n", card=CARD.id, region="0", bitstream=bitstream)
 

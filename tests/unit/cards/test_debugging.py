@@ -77,7 +77,7 @@ class Recorder:
 def debugging(ledger, answer=None, *, namespaces=("tenant",)):
     clock = SimpleNamespace(now=100.0)
     operations = SimpleNamespace(ledger=ledger, port_errors_logged=set())
-    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
+    allowed = Allowed(annotation="fpga.intel.com/debug", namespaces=frozenset(namespaces))
     made = Debugging(
         operations,
         Pods(answer),
@@ -178,9 +178,14 @@ def test_an_owner_that_came_while_the_status_was_read_is_left_alone():
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(3)))
     ledger.device_plugin.release([P0])
-    before = ledger.debug_holds[R0]
-    ledger.device_plugin.allocate(REGIONS, [P0])
-    made._look_at_owner(R0, before, "failed")
+    tell = made._pods.pod
+
+    async def pod_then(uid, held):
+        ledger.device_plugin.allocate(REGIONS, [P0])
+        return await tell(uid, held)
+
+    made._pods.pod = pod_then
+    look(made)
     assert not ledger.debug_holds
 
 

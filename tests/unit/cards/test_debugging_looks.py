@@ -248,5 +248,6 @@ def test_what_the_settings_allow_and_that_a_setting_without_effect_is_said(
         allowed = Allowed.by(settings)
     assert (allowed is not None) == allows
     if allows:
-        assert allowed == Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
+        annotation = "fpga.intel.com/debug"
+        assert allowed == Allowed(annotation=annotation, namespaces=frozenset(namespaces))
     assert len(lines) == (namespaces is not None and not allows)
