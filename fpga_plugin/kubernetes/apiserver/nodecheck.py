@@ -16,6 +16,7 @@ from time to time while there is something to warn of.
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final
 from urllib.parse import quote as url
 
@@ -81,20 +82,13 @@ def for_claims(kubelet: str, runtime: str) -> tuple[str, ...]:
         kubelet: `v1.36.3`; empty: it is new enough.
         runtime: `containerd://2.1.4`.
     """
-    return tuple(
-        filter(
-            None,
-            (
-                _too_old(
-                    kubelet,
-                    MIN_KUBELET,
-                    "this way to FPGAs takes Kubernetes 1.34 or later: pods may not get their"
-                    " devices; bring the node to 1.34, or set FPGA_PLUGIN_MODE=device-plugin",
-                ),
-                _of_runtime(runtime, "their FPGAs"),
-            ),
-        )
+    of_kubelet = _too_old(
+        kubelet,
+        MIN_KUBELET,
+        "this way to FPGAs takes Kubernetes 1.34 or later: pods may not get their devices; bring"
+        " the node to 1.34, or set FPGA_PLUGIN_MODE=device-plugin",
     )
+    return tuple(filter(None, (of_kubelet, _of_runtime(runtime, "their FPGAs"))))
 
 
 def for_cdi_devices(kubelet: str, runtime: str) -> tuple[str, ...]:
@@ -110,20 +104,13 @@ def for_cdi_devices(kubelet: str, runtime: str) -> tuple[str, ...]:
             f"the container runtime is {quote(runtime)}, and it is not known whether its containers"
             f" get {what}; look into one of them"
         )
-    return tuple(
-        filter(
-            None,
-            (
-                _too_old(
-                    kubelet,
-                    _DEVICE_PLUGIN_CDI,
-                    "takes CDI devices of device plugins from 1.29 on: containers do not get"
-                    f" {what}; update it, or give the pods volumes",
-                ),
-                of_runtime,
-            ),
-        )
+    of_kubelet = _too_old(
+        kubelet,
+        _DEVICE_PLUGIN_CDI,
+        f"takes CDI devices of device plugins from 1.29 on: containers do not get {what}; update"
+        " it, or give the pods volumes",
     )
+    return tuple(filter(None, (of_kubelet, of_runtime)))
 
 
 def _too_old(kubelet: str, first: tuple[int, int], consequence: str) -> str:
@@ -202,10 +189,12 @@ class NodeCheck:
 
     async def run(self) -> None:
         """Until cancelled; nothing is asked before the first `wake`."""
+        delay: float | None = None
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
             self._wake.clear()
-            delay: float | None
             try:
                 await self._look()
             except NoSourceError as error:
@@ -216,11 +205,6 @@ class NodeCheck:
             else:
                 self._backoff.reset()
                 delay = AGAIN_SECONDS if self.concerns else None
-            try:
-                async with asyncio.timeout(delay):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._wake.set()
 
     async def _look(self) -> None:
         """Read the node's versions.
