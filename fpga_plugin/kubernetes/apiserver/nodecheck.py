@@ -39,9 +39,6 @@ MIN_KUBELET: Final = (1, 34)
 _DEVICE_PLUGIN_CDI: Final = (1, 29)
 """The first in which DevicePluginCDIDevices is on by default (KEP-4009)."""
 
-_KNOWN: Final = frozenset({"containerd", "cri-o", "docker"})
-"""Runtimes whose CDI support is known; every CRI-O for such kubelets has it."""
-
 CDI_NOT_KNOWN: Final = (
     "it is not known whether the container runtime adds what FPGA_PLUGIN_CDI_DEVICES names"
     " (containerd does from version 2 on, CRI-O does)"
@@ -94,23 +91,17 @@ def for_claims(kubelet: str, runtime: str) -> tuple[str, ...]:
 def for_cdi_devices(kubelet: str, runtime: str) -> tuple[str, ...]:
     """The same for what a device plugin adds; an unknown runtime is a concern, too."""
     what = "what FPGA_PLUGIN_CDI_DEVICES adds"
-    name = runtime.partition("://")[0]
-    of_runtime = _of_runtime(runtime, what)
-    if not of_runtime and (
-        name not in _KNOWN
-        or (name == "containerd" and _version(runtime.partition("://")[2]) is None)
-    ):
-        of_runtime = (
-            f"the container runtime is {quote(runtime)}, and it is not known whether its containers"
-            f" get {what}; look into one of them"
-        )
+    not_known = (
+        f"the container runtime is {quote(runtime)}, and it is not known whether its containers"
+        f" get {what}; look into one of them"
+    )
     of_kubelet = _too_old(
         kubelet,
         _DEVICE_PLUGIN_CDI,
         f"takes CDI devices of device plugins from 1.29 on: containers do not get {what}; update"
         " it, or give the pods volumes",
     )
-    return tuple(filter(None, (of_kubelet, of_runtime)))
+    return tuple(filter(None, (of_kubelet, _of_runtime(runtime, what, not_known))))
 
 
 def _too_old(kubelet: str, first: tuple[int, int], consequence: str) -> str:
@@ -120,17 +111,17 @@ def _too_old(kubelet: str, first: tuple[int, int], consequence: str) -> str:
     return f"kubelet is {quote(kubelet)}, and {consequence}"
 
 
-def _of_runtime(text: str, what: str) -> str:
+def _of_runtime(text: str, what: str, not_known: str = "") -> str:
     match = _RUNTIME.fullmatch(text)
-    if match is None:
-        return ""
-    name, version = match[1], _version(match[2])
+    name, version = ("", None) if match is None else (match[1], _version(match[2]))
     if name == "docker":
         return (
             f"the container runtime is {quote(text)}: cri-dockerd passes no CDI devices, so"
             f" containers do not get {what}; use containerd 2 or CRI-O"
         )
-    if name != "containerd" or version is None or version >= _CDI_ON:
+    if name != "containerd" or version is None:
+        return "" if name == "cri-o" else not_known  # every CRI-O for such kubelets has CDI
+    if version >= _CDI_ON:
         return ""
     if version >= _CDI_FIELD:
         return (
