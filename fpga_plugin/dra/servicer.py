@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -83,7 +84,7 @@ class DraServicer:
         }
         for name, package in (("v1", v1), ("v1alpha1", v1alpha1)):
             mapping[f"/{name}.DRAResourceHealth/NodeWatchResources"] = Handler(
-                self._health(package),
+                partial(self._health, package),
                 Cardinality.UNARY_STREAM,
                 package.NodeWatchResourcesRequest,
                 package.NodeWatchResourcesResponse,
@@ -129,43 +130,39 @@ class DraServicer:
 
     # ---------------------------------------------------------------- health
 
-    def _health(self, package: Any) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
+    async def _health(self, package: Any, stream: Stream[Any, Any]) -> None:
         """One stream: all devices at once, then again with each change and each HEALTH_AGAIN.
 
         `package`: of the messages, which are the same in both.
         """
+        wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
+        changed = {card_of(device) for device in self._ledger.allocations}
+        known: dict[CardId, dict[DeviceId, str]] = {}
 
-        async def handler(stream: Stream[Any, Any]) -> None:
-            wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
-            changed = {card_of(device) for device in self._ledger.allocations}
-            known: dict[CardId, dict[DeviceId, str]] = {}
+        def note(card: CardId | None) -> None:
+            if card is not None:
+                changed.add(card)
+                wake.set()
 
-            def note(card: CardId | None) -> None:
-                if card is not None:
-                    changed.add(card)
-                    wake.set()
-
-            stop = self._ledger.subscribe(note)
-            try:
-                with statuses("NodeWatchResources"):
-                    await receive(stream)
-                    while True:
-                        wake.clear()
-                        now = {card: self._conditions(card) for card in changed}
-                        differs = any(now[card] != known.get(card, {}) for card in now)
-                        known |= now
-                        changed.clear()
-                        if differs or clock() >= due:
-                            due = clock() + HEALTH_AGAIN
-                            every = {d: why for of in known.values() for d, why in of.items()}
-                            await stream.send_message(self._message(package, every))
-                        with suppress(TimeoutError):
-                            async with asyncio.timeout_at(due):
-                                await wake.wait()
-            finally:
-                stop()
-
-        return handler
+        stop = self._ledger.subscribe(note)
+        try:
+            with statuses("NodeWatchResources"):
+                await receive(stream)
+                while True:
+                    wake.clear()
+                    now = {card: self._conditions(card) for card in changed}
+                    differs = any(now[card] != known.get(card, {}) for card in now)
+                    known |= now
+                    changed.clear()
+                    if differs or clock() >= due:
+                        due = clock() + HEALTH_AGAIN
+                        every = {d: why for of in known.values() for d, why in of.items()}
+                        await stream.send_message(self._message(package, every))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(due):
+                            await wake.wait()
+        finally:
+            stop()
 
     def _conditions(self, card: CardId) -> dict[DeviceId, str]:
         """Why each owned device of a card is not well; empty if it is."""
