@@ -167,9 +167,7 @@ def _kind(driver: str) -> str:
 
 def request_variable(request: str) -> str:
     """`FPGA_REQUEST_<REQUEST NAME>`: the variable in which a container finds a request's nodes."""
-    return "FPGA_REQUEST_" + "".join(
-        c if c.isascii() and c.isalnum() else "_" for c in request.upper()
-    )
+    return "FPGA_REQUEST_" + re.sub("[^A-Z0-9]", "_", request.upper())
 
 
 def _variables(request: str, allocations: Iterable[Allocation]) -> Mapping[str, str]:

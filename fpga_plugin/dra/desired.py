@@ -65,44 +65,37 @@ class Form:
     taints: bool = True
 
 
-class DesiredDevices:
-    """The desired content of this node's slices.
+def desired_slices(
+    ledger: Ledger, form: Form, *, driver: str, advertise: Advertise
+) -> tuple[Spec, ...]:
+    """This node's slices, in order; at least one, so that an empty pool is reported as well.
+
+    Each has counter sets or devices, never both.
 
     Args:
         ledger: knows the cards and their owners.
+        form: what the server understands.
         driver: its name, the domain of taints.
         advertise: which kind of devices there are; an owned one of the other kind is listed too.
     """
-
-    def __init__(self, ledger: Ledger, *, driver: str, advertise: Advertise) -> None:
-        self._ledger = ledger
-        self._driver = driver
-        self._advertise = advertise
-
-    def __call__(self, form: Form) -> tuple[Spec, ...]:
-        """The slices, in order; at least one, so that an empty pool is reported as well.
-
-        Each has counter sets or devices, never both.
-        """
-        ledger = self._ledger
-        cards = sorted(
-            ledger.cards.keys() | {card_of(device) for device in ledger.allocations},
-            key=device_order,
-        )
-        sets: list[Spec] = []
-        regions: list[Spec] = []
-        whole: list[Spec] = []
-        for card in cards:
-            one = _CardView(ledger, card, self._driver, form)
-            listed = one.listed(self._advertise)
-            counters = one.counters() if form.counters and one.mixed(listed) else {}
-            sets += ({"name": name, "counters": _each(of)} for name, of in counters.items())
-            for device in listed:
-                (whole if is_card(device) else regions).append(one.device(device, counters))
-        counter_slices = ({"sharedCounters": part} for part in _parts(sets, MAX_SETS))
-        # First-fit takes them in this order: regions, the smaller thing, come first.
-        device_slices = [{"devices": part} for part in _parts(regions + whole, MAX_DEVICES)]
-        return (*counter_slices, *(device_slices or [{}]))
+    cards = sorted(
+        ledger.cards.keys() | {card_of(device) for device in ledger.allocations},
+        key=device_order,
+    )
+    sets: list[Spec] = []
+    regions: list[Spec] = []
+    whole: list[Spec] = []
+    for card in cards:
+        one = _CardView(ledger, card, driver, form)
+        listed = one.listed(advertise)
+        counters = one.counters() if form.counters and one.mixed(listed) else {}
+        sets += ({"name": name, "counters": _each(of)} for name, of in counters.items())
+        for device in listed:
+            (whole if is_card(device) else regions).append(one.device(device, counters))
+    counter_slices = ({"sharedCounters": part} for part in _parts(sets, MAX_SETS))
+    # First-fit takes them in this order: regions, the smaller thing, come first.
+    device_slices = [{"devices": part} for part in _parts(regions + whole, MAX_DEVICES)]
+    return (*counter_slices, *(device_slices or [{}]))
 
 
 class _CardView:

@@ -8,6 +8,7 @@ starts finds them by itself.
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from fpga_plugin.cards.targets import Targets
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimReader
 from fpga_plugin.dra.claim_targets import ClaimTargets
-from fpga_plugin.dra.desired import DesiredDevices
+from fpga_plugin.dra.desired import desired_slices
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.evictions import Evictions
 from fpga_plugin.dra.files import ClaimFiles
@@ -151,16 +152,17 @@ class DraDriver:
         assert settings.node_name is not None, "checked before"
         self._settings = settings
         driver, root = settings.resource_prefix, settings.kubelet_root
+        ledger = operations.ledger
         self.registered = asyncio.Event()
         self.problem = ""
         metadata = MetadataFiles(metadata_directory(settings), settings.node_name)
         cdi = CdiFiles(settings.cdi_dir, driver, metadata)
-        files = self._files = ClaimFiles(operations.ledger, cdi)
-        ends = ClaimEnds(operations.ledger, queue, files)
+        files = self._files = ClaimFiles(ledger, cdi)
+        ends = ClaimEnds(ledger, queue, files)
         claims = ClaimReader(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )
-        wanted = DesiredDevices(operations.ledger, driver=driver, advertise=settings.advertise)
+        wanted = partial(desired_slices, ledger, driver=driver, advertise=settings.advertise)
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         self.lifecycle = ClaimLifecycle(
@@ -169,7 +171,7 @@ class DraDriver:
             targets,
             queue,
             claims=claims,
-            claim_targets=ClaimTargets(operations.ledger, targets, settings.kubeconfig),
+            claim_targets=ClaimTargets(ledger, targets, settings.kubeconfig),
             permission=permission,
             files=files,
             ends=ends,
@@ -186,16 +188,12 @@ class DraDriver:
             claims=claims,
             leftovers=leftovers,
         )
-        operations.ledger.subscribe(lambda _: self.slices.wake())
+        ledger.subscribe(lambda _: self.slices.wake())
         self.node = NodeCheck(
             settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
         )
         servicer = DraServicer(
-            self.lifecycle,
-            operations.ledger,
-            settings.node_name,
-            recorder,
-            Evictions(operations.ledger),
+            self.lifecycle, ledger, settings.node_name, recorder, Evictions(ledger)
         )
         self._endpoint = FixedSocket(socket_path(settings), servicer)
         info = Info("DRAPlugin", driver, self._endpoint.path, VERSIONS)

@@ -40,21 +40,20 @@ class ClaimFiles:
 
     Args:
         ledger: knows the claims.
-        cdi: reads and writes the files.
+        cdi: writes and removes the files.
+
+    Attributes:
+        cdi: the same; it blocks.
     """
 
     def __init__(self, ledger: Ledger, cdi: CdiFiles) -> None:
         self._ledger = ledger
-        self._cdi = cdi
+        self.cdi = cdi
         self._missing = set(ledger.claim_owners)
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
         self._wake = asyncio.Event()
         ledger.subscribe(self._card_changed)
-
-    def path(self, uid: ClaimUid, driver: str = "") -> str:
-        """Where the file of a claim is that is allocated now, under our name or an earlier one."""
-        return self._cdi.path(uid, driver)
 
     def _card_changed(self, card: CardId | None) -> None:
         """The preparations of a card's claims may no longer hold."""
@@ -122,7 +121,7 @@ class ClaimFiles:
                 self._missing.discard(uid)
                 return owner
             cards = {one.device: ledger.cards[card_of(one.device)] for one in allocations}
-            await asyncio.to_thread(self._cdi.write, owner, allocations, cards)
+            await asyncio.to_thread(self.cdi.write, owner, allocations, cards)
             written, content = owner, now
 
     def _stale(self, owner: ClaimOwner | None) -> ClaimOwner | None:
@@ -166,8 +165,8 @@ class ClaimFiles:
         Raises:
             CdiError: the file may still be there.
         """
-        path = self._cdi.path(uid) if owner is None else self._cdi.of(owner)
-        await asyncio.to_thread(self._cdi.remove, path, uid)
+        path = self.cdi.path(uid) if owner is None else self.cdi.of(owner)
+        await asyncio.to_thread(self.cdi.remove, path, uid)
 
     async def withdraw(self, owner: ClaimOwner, why: str) -> None:
         """Withdraw a preparation that no longer matches what the claim asks for.
@@ -190,7 +189,3 @@ class ClaimFiles:
             reason=why,
             hint="no container starts with what it had: delete the pods that use it",
         )
-
-    async def keep(self, uids: Collection[ClaimUid]) -> None:
-        """Remove the files of all claims but these."""
-        await asyncio.to_thread(self._cdi.keep, uids)

@@ -248,7 +248,7 @@ class ClaimLifecycle:
         if work.claim is None:
             work.claim = await work.still(self._claims.get(ref))
         claim = self.read[ref.uid] = work.claim
-        owner = replace(claim.owner, file=self._files.path(ref.uid))
+        owner = replace(claim.owner, file=self._files.cdi.path(ref.uid))
         await self._withdraw_unless(claim, lambda had: {**had.requests} == {**owner.requests})
         if not self._queue.synced and not self._stands(ref.uid):
             raise NotFinishedError(

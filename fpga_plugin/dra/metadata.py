@@ -141,11 +141,10 @@ def _container_path(owner: ClaimOwner, request: str) -> str | None:
     claim's own.
     """
     parse_claim_uid(owner.uid)
-    made_for_pod = bool(owner.pod_claim)
     claim = owner.pod_claim or owner.name
     if not all(map(_PART.fullmatch, (claim, request, owner.driver))):
         return None
-    directory = "resourceclaimtemplates" if made_for_pod else "resourceclaims"
+    directory = "resourceclaimtemplates" if owner.pod_claim else "resourceclaims"
     return f"{_CONTAINER_DIRECTORY}/{directory}/{claim}/{request}/{owner.driver}-metadata.json"
 
 

@@ -180,7 +180,8 @@ class ClaimReconciler:
             log.info("kubelet's record of claims read", claims=len(record))
             # Not before: of a claim that the journal lost the file is still needed, unless nobody
             # of whom kubelet knows can have it.
-            await self._files.keep(self._ledger.claim_owners.keys() | (record.keys() - stale))
+            kept = self._ledger.claim_owners.keys() | (record.keys() - stale)
+            await asyncio.to_thread(self._files.cdi.keep, kept)
             self._queue.sync()
         self._waits = self._leftovers is not None and self._leftovers.waits
         for uid in sorted(before):
@@ -293,7 +294,7 @@ class ClaimReconciler:
             devices=tuple(sorted(devices)),
             requests=devices,
             driver=one.driver,
-            file=self._files.path(one.uid, one.driver),
+            file=self._files.cdi.path(one.uid, one.driver),
         )
 
     async def _part(self, uid: ClaimUid, pods: Collection[PodUid], calls: int) -> None:

@@ -7,8 +7,9 @@ that kubelet names twice is served once.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -76,63 +77,43 @@ class DraServicer:
 
     def __mapping__(self) -> dict[str, Handler]:
         """Every method by its path."""
-        service, mapping = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", {}
-        for request, reply, answer in (
-            (dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse, self._prepare),
-            (
-                dra.NodeUnprepareResourcesRequest,
-                dra.NodeUnprepareResourcesResponse,
-                self._unprepare,
-            ),
-        ):
-            method = request.__name__.removesuffix("Request")
-            mapping[f"{service}/{method}"] = unary(method, request, reply, answer)
+        calls = {"NodePrepareResource": self._prepare, "NodeUnprepareResource": self._unprepare}
+        mapping = {
+            f"/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{name}s": _for_claims(name, serve)
+            for name, serve in calls.items()
+        }
         for name, package in (("v1", v1), ("v1alpha1", v1alpha1)):
             mapping[f"/{name}.DRAResourceHealth/NodeWatchResources"] = Handler(
-                self._health(package),
+                partial(self._health, package),
                 Cardinality.UNARY_STREAM,
                 package.NodeWatchResourcesRequest,
                 package.NodeWatchResourcesResponse,
             )
         return mapping
 
-    async def _prepare(
-        self, request: dra.NodePrepareResourcesRequest
-    ) -> dra.NodePrepareResourcesResponse:
-        async def one(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
-            try:
-                devices = await self._lifecycle.prepare(ref)
-            except FpgaPluginError as error:
-                self._refused(ref, error)
-                raise
-            self._recorder.served([each.device for each in devices], ref.full_name)
-            return dra.NodePrepareResourceResponse(
-                devices=[
-                    dra.Device(
-                        request_names=list(each.requests),
-                        pool_name=self._pool,
-                        device_name=device_name(each.device),
-                        cdi_device_ids=list(each.cdi_ids),
-                    )
-                    for each in devices
-                ]
-            )
+    async def _prepare(self, ref: ClaimRef) -> dra.NodePrepareResourceResponse:
+        try:
+            devices = await self._lifecycle.prepare(ref)
+        except FpgaPluginError as error:
+            self._refused(ref, error)
+            raise
+        self._recorder.served([each.device for each in devices], ref.full_name)
+        return dra.NodePrepareResourceResponse(
+            devices=[
+                dra.Device(
+                    request_names=list(each.requests),
+                    pool_name=self._pool,
+                    device_name=device_name(each.device),
+                    cdi_device_ids=list(each.cdi_ids),
+                )
+                for each in devices
+            ]
+        )
 
-        reply = dra.NodePrepareResourceResponse
-        answers = await _each("NodePrepareResources", request.claims, one, reply)
-        return dra.NodePrepareResourcesResponse(claims=answers)
-
-    async def _unprepare(
-        self, request: dra.NodeUnprepareResourcesRequest
-    ) -> dra.NodeUnprepareResourcesResponse:
-        async def one(ref: ClaimRef) -> dra.NodeUnprepareResourceResponse:
-            self._recorder.served([], ref.full_name)
-            await self._lifecycle.unprepare(ref)
-            return dra.NodeUnprepareResourceResponse()
-
-        reply = dra.NodeUnprepareResourceResponse
-        answers = await _each("NodeUnprepareResources", request.claims, one, reply)
-        return dra.NodeUnprepareResourcesResponse(claims=answers)
+    async def _unprepare(self, ref: ClaimRef) -> dra.NodeUnprepareResourceResponse:
+        self._recorder.served([], ref.full_name)
+        await self._lifecycle.unprepare(ref)
+        return dra.NodeUnprepareResourceResponse()
 
     def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
         """Make an Event for the waiting pod, with the reason."""
@@ -149,43 +130,39 @@ class DraServicer:
 
     # ---------------------------------------------------------------- health
 
-    def _health(self, package: Any) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
+    async def _health(self, package: Any, stream: Stream[Any, Any]) -> None:
         """One stream: all devices at once, then again with each change and each HEALTH_AGAIN.
 
         `package`: of the messages, which are the same in both.
         """
+        wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
+        changed = {card_of(device) for device in self._ledger.allocations}
+        known: dict[CardId, dict[DeviceId, str]] = {}
 
-        async def handler(stream: Stream[Any, Any]) -> None:
-            wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
-            changed = {card_of(device) for device in self._ledger.allocations}
-            known: dict[CardId, dict[DeviceId, str]] = {}
+        def note(card: CardId | None) -> None:
+            if card is not None:
+                changed.add(card)
+                wake.set()
 
-            def note(card: CardId | None) -> None:
-                if card is not None:
-                    changed.add(card)
-                    wake.set()
-
-            stop = self._ledger.subscribe(note)
-            try:
-                with statuses("NodeWatchResources"):
-                    await receive(stream)
-                    while True:
-                        wake.clear()
-                        now = {card: self._conditions(card) for card in changed}
-                        differs = any(now[card] != known.get(card, {}) for card in now)
-                        known |= now
-                        changed.clear()
-                        if differs or clock() >= due:
-                            due = clock() + HEALTH_AGAIN
-                            every = {d: why for of in known.values() for d, why in of.items()}
-                            await stream.send_message(self._message(package, every))
-                        with suppress(TimeoutError):
-                            async with asyncio.timeout_at(due):
-                                await wake.wait()
-            finally:
-                stop()
-
-        return handler
+        stop = self._ledger.subscribe(note)
+        try:
+            with statuses("NodeWatchResources"):
+                await receive(stream)
+                while True:
+                    wake.clear()
+                    now = {card: self._conditions(card) for card in changed}
+                    differs = any(now[card] != known.get(card, {}) for card in now)
+                    known |= now
+                    changed.clear()
+                    if differs or clock() >= due:
+                        due = clock() + HEALTH_AGAIN
+                        every = {d: why for of in known.values() for d, why in of.items()}
+                        await stream.send_message(self._message(package, every))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(due):
+                            await wake.wait()
+        finally:
+            stop()
 
     def _conditions(self, card: CardId) -> dict[DeviceId, str]:
         """Why each owned device of a card is not well; empty if it is."""
@@ -216,20 +193,16 @@ class DraServicer:
         )
 
 
-async def _each(
-    method: str,
-    claims: Iterable[dra.Claim],
-    serve: Callable[[ClaimRef], Awaitable[Any]],
-    reply: Callable[..., Any],
-) -> dict[str, Any]:
-    """Every claim's answer, by its uid; `reply` makes one that says why a claim is refused.
+def _for_claims(name: str, serve: Callable[[ClaimRef], Awaitable[object]]) -> Handler:
+    """A method that serves each claim of a call.
+
+    `name`: of the message with one claim's answer. The method and its messages are named after it.
 
     Raises:
-        InvalidRequestError: there are more than any pod has.
+        InvalidRequestError: by the method, of a call with more claims than any pod has.
     """
-    by_uid = {claim.uid: claim for claim in claims}
-    if len(by_uid) > MAX_CLAIMS:
-        raise InvalidRequestError(f"the call names {len(by_uid)} claims; at most {MAX_CLAIMS}")
+    method, answer_of = f"{name}s", getattr(dra, f"{name}Response")
+    request, reply = getattr(dra, f"{method}Request"), getattr(dra, f"{method}Response")
 
     async def one(claim: dra.Claim) -> Any:
         started = time.monotonic()
@@ -246,11 +219,18 @@ async def _each(
         seconds = round(time.monotonic() - started, 6)
         if problem:
             _log.warning("claim refused", method=method, **named, message=logged, seconds=seconds)
-            return reply(error=problem)
+            return answer_of(error=problem)
         _log.info("claim served", method=method, **named, seconds=seconds)
         return answer
 
-    return dict(zip(by_uid, await asyncio.gather(*map(one, by_uid.values())), strict=True))
+    async def every(call: Any) -> Any:
+        by_uid = {claim.uid: claim for claim in call.claims}
+        if len(by_uid) > MAX_CLAIMS:
+            raise InvalidRequestError(f"the call names {len(by_uid)} claims; at most {MAX_CLAIMS}")
+        answers = await asyncio.gather(*map(one, by_uid.values()))
+        return reply(claims=dict(zip(by_uid, answers, strict=True)))
+
+    return unary(method, request, reply, every)
 
 
 def _parsed(claim: dra.Claim) -> ClaimRef:

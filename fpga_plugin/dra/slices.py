@@ -30,7 +30,7 @@ from fpga_plugin.dra.pool import (
 )
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.host.backoff import Backoff
-from fpga_plugin.kubernetes.apiserver.mirror import Metadata, Mirror
+from fpga_plugin.kubernetes.apiserver.mirror import Marked, Mirror
 from fpga_plugin.kubernetes.apiserver.rest import ApiServerError, Session, decoded, session
 
 log = structlog.get_logger()
@@ -48,11 +48,7 @@ _OF_COUNTERS: Final = ("sharedCounters", "consumesCounters")
 """Fields; a policy that refuses a slice for another reason answers 422, too."""
 
 
-class _Node(msgspec.Struct):
-    metadata: Metadata
-
-
-_node = msgspec.json.Decoder(_Node)
+_node = msgspec.json.Decoder(Marked)
 _slice = msgspec.json.Decoder(ResourceSlice)
 
 

@@ -8,6 +8,7 @@ import urllib.error
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from doubles.loops import until as soon
 from ledger_support import make_ledger, scrub
 
 from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.dra.desired import DesiredDevices, Form
+from fpga_plugin.dra.desired import Form, desired_slices
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.pool import MAX_NAME, Pool
 from fpga_plugin.dra.poolcheck import PoolCheck
@@ -88,7 +89,7 @@ def node(cluster: Cluster, cards=CARDS, *, as_plugin: bool = False) -> Iterator[
         reconciler = SliceReconciler(
             credentials,
             Pool(DRIVER, name),
-            DesiredDevices(ledger, driver=DRIVER, advertise=Advertise.BOTH),
+            partial(desired_slices, ledger, driver=DRIVER, advertise=Advertise.BOTH),
             registered=registered,
             settle=0.1,
         )

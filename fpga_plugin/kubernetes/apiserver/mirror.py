@@ -79,13 +79,15 @@ class _Refusal(msgspec.Struct):
     message: str = ""
 
 
-class _Marked(msgspec.Struct):
+class Marked(msgspec.Struct):
+    """An object of any kind, by its metadata alone."""
+
     metadata: Metadata
 
 
 _event = msgspec.json.Decoder(_Event)
 _refusal = msgspec.json.Decoder(_Refusal)
-_marked = msgspec.json.Decoder(_Marked)
+_marked = msgspec.json.Decoder(Marked)
 
 
 class Mirror(Generic[T]):

@@ -16,6 +16,7 @@ from time to time while there is something to warn of.
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final
 from urllib.parse import quote as url
 
@@ -37,9 +38,6 @@ MIN_KUBELET: Final = (1, 34)
 
 _DEVICE_PLUGIN_CDI: Final = (1, 29)
 """The first in which DevicePluginCDIDevices is on by default (KEP-4009)."""
-
-_KNOWN: Final = frozenset({"containerd", "cri-o", "docker"})
-"""Runtimes whose CDI support is known; every CRI-O for such kubelets has it."""
 
 CDI_NOT_KNOWN: Final = (
     "it is not known whether the container runtime adds what FPGA_PLUGIN_CDI_DEVICES names"
@@ -81,49 +79,29 @@ def for_claims(kubelet: str, runtime: str) -> tuple[str, ...]:
         kubelet: `v1.36.3`; empty: it is new enough.
         runtime: `containerd://2.1.4`.
     """
-    return tuple(
-        filter(
-            None,
-            (
-                _too_old(
-                    kubelet,
-                    MIN_KUBELET,
-                    "this way to FPGAs takes Kubernetes 1.34 or later: pods may not get their"
-                    " devices; bring the node to 1.34, or set FPGA_PLUGIN_MODE=device-plugin",
-                ),
-                _of_runtime(runtime, "their FPGAs"),
-            ),
-        )
+    of_kubelet = _too_old(
+        kubelet,
+        MIN_KUBELET,
+        "this way to FPGAs takes Kubernetes 1.34 or later: pods may not get their devices; bring"
+        " the node to 1.34, or set FPGA_PLUGIN_MODE=device-plugin",
     )
+    return tuple(filter(None, (of_kubelet, _of_runtime(runtime, "their FPGAs"))))
 
 
 def for_cdi_devices(kubelet: str, runtime: str) -> tuple[str, ...]:
     """The same for what a device plugin adds; an unknown runtime is a concern, too."""
     what = "what FPGA_PLUGIN_CDI_DEVICES adds"
-    name = runtime.partition("://")[0]
-    of_runtime = _of_runtime(runtime, what)
-    if not of_runtime and (
-        name not in _KNOWN
-        or (name == "containerd" and _version(runtime.partition("://")[2]) is None)
-    ):
-        of_runtime = (
-            f"the container runtime is {quote(runtime)}, and it is not known whether its containers"
-            f" get {what}; look into one of them"
-        )
-    return tuple(
-        filter(
-            None,
-            (
-                _too_old(
-                    kubelet,
-                    _DEVICE_PLUGIN_CDI,
-                    "takes CDI devices of device plugins from 1.29 on: containers do not get"
-                    f" {what}; update it, or give the pods volumes",
-                ),
-                of_runtime,
-            ),
-        )
+    not_known = (
+        f"the container runtime is {quote(runtime)}, and it is not known whether its containers"
+        f" get {what}; look into one of them"
     )
+    of_kubelet = _too_old(
+        kubelet,
+        _DEVICE_PLUGIN_CDI,
+        f"takes CDI devices of device plugins from 1.29 on: containers do not get {what}; update"
+        " it, or give the pods volumes",
+    )
+    return tuple(filter(None, (of_kubelet, _of_runtime(runtime, what, not_known))))
 
 
 def _too_old(kubelet: str, first: tuple[int, int], consequence: str) -> str:
@@ -133,17 +111,17 @@ def _too_old(kubelet: str, first: tuple[int, int], consequence: str) -> str:
     return f"kubelet is {quote(kubelet)}, and {consequence}"
 
 
-def _of_runtime(text: str, what: str) -> str:
+def _of_runtime(text: str, what: str, not_known: str = "") -> str:
     match = _RUNTIME.fullmatch(text)
-    if match is None:
-        return ""
-    name, version = match[1], _version(match[2])
+    name, version = ("", None) if match is None else (match[1], _version(match[2]))
     if name == "docker":
         return (
             f"the container runtime is {quote(text)}: cri-dockerd passes no CDI devices, so"
             f" containers do not get {what}; use containerd 2 or CRI-O"
         )
-    if name != "containerd" or version is None or version >= _CDI_ON:
+    if name != "containerd" or version is None:
+        return "" if name == "cri-o" else not_known  # every CRI-O for such kubelets has CDI
+    if version >= _CDI_ON:
         return ""
     if version >= _CDI_FIELD:
         return (
@@ -202,10 +180,12 @@ class NodeCheck:
 
     async def run(self) -> None:
         """Until cancelled; nothing is asked before the first `wake`."""
+        delay: float | None = None
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
             self._wake.clear()
-            delay: float | None
             try:
                 await self._look()
             except NoSourceError as error:
@@ -216,11 +196,6 @@ class NodeCheck:
             else:
                 self._backoff.reset()
                 delay = AGAIN_SECONDS if self.concerns else None
-            try:
-                async with asyncio.timeout(delay):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._wake.set()
 
     async def _look(self) -> None:
         """Read the node's versions.

@@ -10,7 +10,7 @@ from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopen
 
 from fpga_plugin.allocation.exposure import ExposurePolicy, memory_state
 from fpga_plugin.allocation.journal.records import ClaimOwner
-from fpga_plugin.dra.desired import DesiredDevices, Form
+from fpga_plugin.dra.desired import Form, desired_slices
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Iommu
@@ -114,7 +114,7 @@ def owner(uid: str, *devices) -> ClaimOwner:
 
 def tainted(ledger, form=Form(taints=True)):  # noqa: B008  # it is frozen
     """Devices that ResourceSlices show, and whether this keeps them from claims."""
-    slices = DesiredDevices(ledger, driver=PREFIX, advertise=Advertise.BOTH)(form)
+    slices = desired_slices(ledger, form, driver=PREFIX, advertise=Advertise.BOTH)
     return {
         parse_device_name(one["name"]): f"{PREFIX}/exposed"
         in {taint["key"] for taint in one.get("taints", ())}

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
@@ -12,7 +13,7 @@ from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, s
 from test_dra_steps import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
-from fpga_plugin.dra.desired import DesiredDevices, Form
+from fpga_plugin.dra.desired import Form, desired_slices
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import DeviceId, RegionId
@@ -31,7 +32,7 @@ def wanted(ledger, advertise=Advertise.BOTH, scrub_policy=ScrubPolicy.REQUIRED):
     required = scrub_policy is ScrubPolicy.REQUIRED
     ledger.obstacles.offered = frozenset({Condition.BLANK}) if required else CLEAN
     ledger.obstacles._dra = True
-    desired = DesiredDevices(ledger, driver=PREFIX, advertise=advertise)
+    desired = partial(desired_slices, ledger, driver=PREFIX, advertise=advertise)
     return lambda form: tuple(map(Slice.of, desired(form)))
 
 

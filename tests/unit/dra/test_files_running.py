@@ -112,14 +112,14 @@ def test_while_all_is_in_order_nothing_wakes_the_process(scene: ClaimScene) -> N
 def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove, failing = scene.files._cdi.remove, [True]
+    remove, failing = scene.files.cdi.remove, [True]
 
     def removed(path: str, uid: ClaimUid) -> None:
         if failing[0]:
             raise CdiError("read-only file system")
         remove(path, uid)
 
-    monkeypatch.setattr(scene.files._cdi, "remove", removed)
+    monkeypatch.setattr(scene.files.cdi, "remove", removed)
     words = "claim's file not in order"
     run(scene)
     pull(scene, A)
@@ -190,13 +190,13 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_ag
         ledger.dra.prepared(A, {})
 
     scene.plugin.call(again)
-    written, write = [], scene.files._cdi.write
+    written, write = [], scene.files.cdi.write
 
     def noted(of: ClaimOwner, *rest: Any) -> None:
         written.append(of)
         write(of, *rest)
 
-    monkeypatch.setattr(scene.files._cdi, "write", noted)
+    monkeypatch.setattr(scene.files.cdi, "write", noted)
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()

@@ -815,7 +815,7 @@ def adopt(scene: ClaimScene, region: RegionId) -> None:
     device = DeviceId(region)
     owner = ClaimOwner(A, "space", "claim-a", (device,), {device: ("fpga",)})
     scene.plugin.call(lambda: scene.ledger.dra.adopt_claim(owner, [PodUid("pod-1")]))
-    scene.files._cdi.write(scene.ledger.claim_owners[A], [scene.ledger.allocations[device]], {})
+    scene.files.cdi.write(scene.ledger.claim_owners[A], [scene.ledger.allocations[device]], {})
 
 
 def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -> None:

@@ -769,7 +769,7 @@ def test_nobody_gets_what_a_lost_claim_has_before_its_file_is_removed(
 ) -> None:
     """Else a container would start with what is another's by then."""
     del lost.server.claims[A]
-    remove = lost.files._cdi.remove
+    remove = lost.files.cdi.remove
     failing = [CdiError("read-only file system")]
 
     def removed(path: str, uid: ClaimUid) -> None:
@@ -777,7 +777,7 @@ def test_nobody_gets_what_a_lost_claim_has_before_its_file_is_removed(
             raise failing.pop()
         remove(path, uid)
 
-    monkeypatch.setattr(lost.files._cdi, "remove", removed)
+    monkeypatch.setattr(lost.files.cdi, "remove", removed)
     lost.look()
     assert not over(lost)
     assert lost.file(A)
