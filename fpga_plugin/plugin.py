@@ -224,7 +224,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     owners: Owners,
     envs: StockEnvironment,
     recorder: EventRecorder,
-    on_call: CallObserver,
+    observer: PluginObserver,
 ) -> DevicePlugin:
     reconciler = Reconciler(
         ledger=ledger,
@@ -245,7 +245,7 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         queue=queue,
         prestarts=prestarts,
         reconciler=reconciler,
-        on_call=on_call,
+        on_call=observer.called,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         rings=settings.neighbours or NO_RINGS,
     )
@@ -357,16 +357,7 @@ class Plugin:
                 debugging=self.debugging,
             )
             self.device_plugin = _device_plugin(
-                settings,
-                node,
-                ledger,
-                link,
-                queue,
-                prestarts,
-                owners,
-                envs,
-                recorder,
-                observer.called,
+                settings, node, ledger, link, queue, prestarts, owners, envs, recorder, observer
             )
         self.leftovers: ClaimReconciler | None = None
         if self.dra is None and (ledger.claim_owners or ledger.resource_claims_unknown):
