@@ -97,7 +97,7 @@ class DevicePluginSteps:
                 step.release(present, "implied")
             grants = self._obstacles.grants_of(device)
             granted.append(step.grant(device, resource, grants, [None]))
-        nodes = [node for allocation in granted for _, node in allocation.nodes]
+        nodes = [node for one in granted for grant in one.grants.values() for node in grant.nodes]
         if len(set(nodes)) < len(nodes):
             raise RefusedError(
                 f"{', '.join(devices)} show the same device node: device numbers are changing",

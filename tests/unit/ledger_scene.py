@@ -122,7 +122,8 @@ class Scene:
         for pod in self.pods:
             pod.active &= not set(pod.devices) & set(devices)
         self.plugin.call(lambda: self.plugin.calls.allocate(resource, devices))
-        nodes = {r: n for d in devices for r, n in self.ledger.allocations[d].nodes}
+        given = [self.ledger.allocations[device].grants for device in devices]
+        nodes = {r: node for each in given for r, one in each.items() for node in one.nodes}
         pod = Pod(PodUid(f"pod-{len(self.pods)}"), resource, devices, nodes)
         self.pods.append(pod)
         return pod

@@ -188,7 +188,8 @@ def table(
 ) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
     """What docs/architecture.md says is advertised, row by row, without the ledger's indexes."""
     expected: dict[ResourceName, dict[DeviceId, bool]] = {}
-    granted = [(region, node) for c in ledger.allocations.values() for region, node in c.nodes]
+    given = [each for one in ledger.allocations.values() for each in one.grants.items()]
+    granted = [(region, node) for region, grant in given for node in grant.nodes]
     granted += [(one.region, node) for one in ledger.tenancies.values() for node in one.nodes]
     good = {Condition.BLANK} | (
         {Condition.UNBLANKED} if scrub is ScrubPolicy.BEST_EFFORT else set()

@@ -124,13 +124,6 @@ class Allocation:
     since: Time = field(default=0.0, compare=False)
 
     @property
-    def nodes(self) -> tuple[tuple[RegionId, str], ...]:
-        """Each device node that was granted, with the region that it led to then."""
-        return tuple(
-            (region, node) for region, grant in self.grants.items() for node in grant.nodes
-        )
-
-    @property
     def ownership(self) -> Ownership:
         """CLAIMED or STARTED."""
         return Ownership.STARTED if self.started else Ownership.CLAIMED

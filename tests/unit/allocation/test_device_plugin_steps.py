@@ -42,7 +42,7 @@ def test_a_device_that_went_to_another_pod_without_a_record_keeps_its_nodes() ->
     ledger.device_plugin.allocate(REGIONS, [P0])
     ledger.device_plugin.bind_pod([P0], POD)
     ledger.device_plugin.bind_pod([P0], NEXT)
-    assert ledger.allocations[P0].nodes == ((R0, "/dev/dfl-port.0"),)
+    assert ledger.allocations[P0].grants[R0].nodes == ("/dev/dfl-port.0",)
 
 
 def test_a_pod_that_is_bound_already_is_not_written_again() -> None:

@@ -967,7 +967,7 @@ def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
     assert journal.set_aside is None
     found = journal.snapshot.allocations[P0]
     assert found is not None
-    assert found.nodes == ((RegionId(P0), "/dev/dfl-port.0"),)
+    assert found.grants[RegionId(P0)].nodes == ("/dev/dfl-port.0",)
 
 
 TENANCY_KEY = TenancyKey(RegionId(P0), 7, PodUid("pod"))

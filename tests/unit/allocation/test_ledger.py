@@ -69,7 +69,7 @@ def renumbered(card: Card, *nodes: int) -> Card:
 def test_allocate_allocations_and_prestart_starts(ledger: Ledger) -> None:
     assert ledger.ownership(R0) is Ownership.FREE
     (allocation,) = ledger.device_plugin.allocate(REGIONS, [P0])
-    assert allocation.nodes == ((R0, "/dev/dfl-port.0"),)
+    assert allocation.grants[R0].nodes == ("/dev/dfl-port.0",)
     assert ledger.ownership(R0) is Ownership.CLAIMED
     assert (ledger.mode(CARD.id), condition(ledger)) == (CardMode.PARTITIONED, Condition.BLANK)
     start(ledger, P0)
@@ -189,7 +189,7 @@ def test_stale_nodes_end_an_allocation_that_never_started(ledger: Ledger) -> Non
     with pytest.raises(RefusedError, match="device numbering changed since the pod was admitted"):
         ledger.device_plugin.allocate(REGIONS, [P0])
     (allocation,) = ledger.device_plugin.allocate(REGIONS, [P0])
-    assert allocation.nodes == ((R0, "/dev/dfl-port.5"),)
+    assert allocation.grants[R0].nodes == ("/dev/dfl-port.5",)
 
 
 def test_a_failing_journal_grants_nothing() -> None:
@@ -599,7 +599,7 @@ def test_adoption_keeps_the_nodes_that_kubelet_hands_out(ledger: Ledger) -> None
     allocation = ledger.device_plugin.adopt(
         REGIONS, P0, POD_A, {device_variable(R0): "/dev/dfl-port.7"}
     )
-    assert allocation.nodes == ((R0, "/dev/dfl-port.7"),)
+    assert allocation.grants[R0].nodes == ("/dev/dfl-port.7",)
     assert (allocation.missed_prestart, allocation.pod, condition(ledger)) == (
         True,
         POD_A,

@@ -317,7 +317,8 @@ class Life(RuleBasedStateMachine):
             nodes = {
                 region: node
                 for device in devices
-                for region, node in self.plugin.ledger.allocations[device].nodes
+                for region, grant in self.plugin.ledger.allocations[device].grants.items()
+                for node in grant.nodes
             }
             assert sorted(answer.nodes) == sorted(nodes.values())
             for pod in self.pods:

@@ -233,7 +233,8 @@ class Replay:
             self.plugin.call(lambda: self.plugin.calls.allocate(resource, [device]))
         except RefusedError:
             return
-        nodes = dict(self.plugin.ledger.allocations[device].nodes)
+        grants = self.plugin.ledger.allocations[device].grants
+        nodes = {region: node for region, grant in grants.items() for node in grant.nodes}
         self.pods[number] = Pod(uid(number), resource, (device,), nodes)
         self.known.append(self.pods[number])
 
