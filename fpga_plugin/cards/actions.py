@@ -18,7 +18,7 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.model import Card, PciFunction
-from fpga_plugin.ids import CardId, parse_device_id
+from fpga_plugin.ids import CardId
 
 log = structlog.get_logger()
 
@@ -232,11 +232,7 @@ class CardActions:
         Raises:
             UnknownDeviceError: there is none, and none is remembered.
         """
-        ledger = self._ledger
-        try:
-            card_id = CardId(parse_device_id(text))
-        except ValueError:
-            card_id = CardId("")
+        ledger, card_id = self._ledger, CardId(text)
         remembered = card_id in ledger.drained or card_id in ledger.rebinding
         if card_id in ledger.cards or remembered or ledger.allocations_on(card_id):
             return card_id

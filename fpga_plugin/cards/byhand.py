@@ -38,7 +38,6 @@ from fpga_plugin.ids import (
     RegionId,
     parse_alias,
     parse_bitstream_id,
-    parse_device_id,
 )
 
 log = structlog.get_logger()
@@ -154,13 +153,10 @@ class HandProgrammer:
         )
 
     def _chosen(self, card: str, region: str) -> tuple[Card, Region]:
-        ledger = self._operations.ledger
-        try:
-            found = ledger.cards[CardId(parse_device_id(card))]
-        except (ValueError, KeyError):
+        if (found := self._operations.ledger.cards.get(CardId(card))) is None:
             raise UnknownDeviceError(
                 f"no card {quote(card)} on this node", hint="`fpga-plugin status` lists them"
-            ) from None
+            )
         for one in found.regions:
             if region in {one.id, str(one.port_id)}:
                 return found, one

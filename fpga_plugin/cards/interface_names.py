@@ -63,13 +63,12 @@ class InterfaceNames:
             return
         if before != self._ledger.aliases:
             log.info("aliases of interface ids", aliases=dict(self._ledger.aliases))
-        for interface_id, (alias, resource) in waiting.items():
-            if self._waiting.get(interface_id) != (alias, resource):
-                log.warning(
-                    "an alias waits: a pod has a device by it for another interface id",
-                    alias=alias,
-                    interface_id=interface_id,
-                    resource=resource,
-                    hint="it is taken when such pods have ended",
-                )
+        for interface_id, (alias, resource) in sorted(waiting.items() - self._waiting.items()):
+            log.warning(
+                "an alias waits: a pod has a device by it for another interface id",
+                alias=alias,
+                interface_id=interface_id,
+                resource=resource,
+                hint="it is taken when such pods have ended",
+            )
         self._waiting = waiting
