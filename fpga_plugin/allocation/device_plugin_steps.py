@@ -244,7 +244,7 @@ class DevicePluginSteps:
         """
         change = Change()
         self._state.activity.update(devices)
-        for allocation in self._state.allocations_of(devices):
+        for allocation in self._of_pods(devices):
             # PostStops of starts that failed while the plugin was away may still come. Nothing
             # new ran before this PreStart, so the present counts hold.
             inherited = allocation.device in self._state.inherited
@@ -271,7 +271,8 @@ class DevicePluginSteps:
                 if pending_poststops := self._state.pending_poststops.get(device, 0):
                     step.change.pending_poststops[device] = pending_poststops - 1
                 continue
-            if allocation.poststops >= allocation.prestarts:
+            claimed = self._state.claim_owner_of(device) is not None
+            if claimed or allocation.poststops >= allocation.prestarts:
                 continue
             allocation = replace(allocation, poststops=allocation.poststops + 1)
             step.change.allocations[device] = allocation
@@ -313,11 +314,14 @@ class DevicePluginSteps:
         Returns those that were owned.
         """
         step = Step(self._state)
-        for allocation in self._state.allocations_of(map(DeviceId, dict.fromkeys(devices))):
-            # Else it is DRA's: no call of the device plugin API concerns it.
-            if self._state.claim_owner_of(allocation.device) is None:
-                step.release(allocation)
+        for allocation in self._of_pods(map(DeviceId, dict.fromkeys(devices))):
+            step.release(allocation)
         released = tuple(step.change.allocations)
         step.commit()
         self._state.activity.update(released)
         return released
+
+    def _of_pods(self, devices: Iterable[DeviceId]) -> list[Allocation]:
+        """The allocations of devices; no call of this API concerns those of ResourceClaims."""
+        found = self._state.allocations_of(devices)
+        return [one for one in found if self._state.claim_owner_of(one.device) is None]

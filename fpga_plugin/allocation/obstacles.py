@@ -92,7 +92,7 @@ class ObstacleKind(enum.Enum):
     """The region's hardware fails, and a scrub may cure it."""
     STRANGER = _CARD | _WORK | Stops.REBIND, "held=tenancy"
     """A pod was given a node of the region as another region's (invariant 10)."""
-    RESOURCE_CLAIM = _ANY | Stops.OWNER
+    RESOURCE_CLAIM = _ANY | Stops.OWNER | Stops.START
     """A ResourceClaim has the device, and the device plugin API serves."""
     POD = Stops(0), "held=device-plugin"
     """A pod has the device by the device plugin API, and DRA serves."""

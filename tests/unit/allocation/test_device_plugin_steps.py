@@ -8,6 +8,7 @@ from ledger_support import make_ledger, reopened
 from test_dra_steps import POD, A, prepare
 
 from fpga_plugin.allocation.journal.records import TenancyKey
+from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import device_variable
 from fpga_plugin.kubernetes.names import PodUid
@@ -84,3 +85,16 @@ def test_the_device_plugins_calls_end_no_resourceclaim() -> None:
     assert ledger.device_plugin.release([P0]) == ()
     assert P0 in ledger.allocations
     assert not ledger.claim_owners[A].ended
+
+
+def test_no_call_of_this_api_counts_for_a_claims_device() -> None:
+    """Else as many ends as beginnings would let its region be scrubbed under the claim's pods."""
+    ledger, _ = make_ledger(CARD)
+    prepare(ledger, CARD, 0)
+    before = ledger.allocations[P0]
+    ledger.device_plugin.prestart_seen([P0])
+    assert ledger.device_plugin.poststop_seen([P0]) == ()
+    assert ledger.device_plugin.release([P0]) == ()
+    assert ledger.allocations[P0] == before
+    assert not ledger.device_plugin.balanced(P0)
+    assert ledger.obstacles.first(P0, Stops.START), "nor is a container of another pod handed it"
