@@ -208,7 +208,7 @@ class DevicePluginSteps:
             cgroups: the pod's, while one of its containers is about to start.
         """
         step = Step(self._state)
-        for allocation in self._state.allocations_of(devices):
+        for allocation in self._of_pods(devices):
             if allocation.pod in {None, pod}:
                 self._bind(step.change, allocation, pod, cgroups)
                 continue

@@ -134,11 +134,15 @@ class HardwareSteps:
     ) -> RegionRecord:
         dirty = replace(record, condition=Condition.DIRTY, afu_id=None)
         owned = self._state.region_allocation(record.region) is not None
+        left = observed is not None and observed == record.afu_id
+        keeps = self._naming.keeps(record.region)
+        # A store that does not answer is no reason to withdraw what an owner has.
+        theirs = owned and blank is None and not keeps
         match record.condition:
-            case Condition.BLANK if observed is not None and observed == blank == record.afu_id:
+            case Condition.BLANK if left and (observed == blank or theirs):
                 return record
-            case Condition.UNBLANKED if observed is not None and observed == record.afu_id:
-                if blank is None or self._naming.keeps(record.region):
+            case Condition.UNBLANKED if left:
+                if blank is None or keeps:
                     return record
                 return replace(dirty, reason="it can be blanked now")
             case Condition.PROGRAMMED if owned and observed is not None:

@@ -350,7 +350,8 @@ class CardOperations:
     def settle(self, regions: Iterable[RegionId]) -> None:
         """Mark regions DIRTY that are still SCRUBBING although the work has ended."""
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
-        self.ledger.work.dirty(left, "the work on it was not finished")
+        if left:  # else nothing that could not be written before is tried again here
+            self.ledger.work.dirty(left, "the work on it was not finished")
 
 
 @dataclass(frozen=True, slots=True)

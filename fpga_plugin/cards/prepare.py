@@ -192,18 +192,17 @@ class Preparer:
         for allocation in plan.lease.allocations:
             ledger.obstacles.check_grants(allocation)
         for region in plan.targets:
-            if (obstacle := ledger.obstacles.first(region, Stops.START)) is None:
-                continue
             card = ledger.cards.get(card_of(region))
-            if (
-                card is not None
-                and obstacle.kind in {ObstacleKind.FAULTED, ObstacleKind.FAILING}
-                and self._recovery.poisoned(card, plan.targets)
-            ):
-                if mending and self._recovery.may(card.id):
-                    continue
-                raise self._recovery.advised(card, RefusedError(obstacle.message))
-            raise obstacle.refusal()
+            for obstacle in ledger.obstacles.against(Stops.START, region):
+                if (
+                    card is not None
+                    and obstacle.kind in {ObstacleKind.FAULTED, ObstacleKind.FAILING}
+                    and self._recovery.poisoned(card, plan.targets)
+                ):
+                    if mending and self._recovery.may(card.id):
+                        continue
+                    raise self._recovery.advised(card, RefusedError(obstacle.message))
+                raise obstacle.refusal()
 
     async def _card(
         self, plan: Plan, card_id: CardId, region_ids: list[RegionId]

@@ -165,12 +165,7 @@ class ClaimReconciler:
             if self._leftovers is not None and not await self._leftovers.look():
                 self.problem = self._leftovers.problem
                 return False
-            # With the device plugin API none is: a further pod would start without any call.
-            stale = {
-                uid
-                for uid, one in record.items()
-                if self._claims is not None and one.pods and one.pods <= gone
-            }
+            stale = {uid for uid, one in record.items() if one.pods and one.pods <= gone}
             self._adopt(record, stale - self._ledger.claim_owners.keys())
         except FpgaPluginError as error:
             self._report(error)
@@ -230,15 +225,19 @@ class ClaimReconciler:
         return await asyncio.to_thread(read_record, self._root, ours)
 
     def _adopt(self, record: Mapping[ClaimUid, RecordedClaim], stale: set[ClaimUid]) -> None:
-        """Learn of pods, and of claims that the journal lost; not of those that are `stale`.
+        """Learn of pods, and of claims that the journal lost.
+
+        `stale`: those whose pods are gone. With the device plugin API they count, if nobody else
+        has their devices by now: a further pod of theirs would start without any call.
 
         Raises:
             JournalError: it cannot be written down.
         """
         ledger, ends = self._ledger, self._ends
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
-        over = ends.over | stale
-        refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
+        over = ends.over if self._claims is None else ends.over | stale
+        learnt = {uid: self._learn(one) for uid, one in record.items() if uid not in over}
+        refused = {name for uid, names in learnt.items() if uid not in stale for name in names}
         if self._leftovers is not None or not refused:
             ledger.dra.claims_read()
         if self._leftovers is None:

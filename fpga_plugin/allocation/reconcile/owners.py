@@ -134,12 +134,14 @@ class Owners:
 
     def _strangers(self, named: Mapping[DeviceId, "_Holders"]) -> set[PodUid]:
         """Pods that the ledger does not have as the owners of what the checkpoint names."""
-        allocations = self._ledger.allocations
+        ledger = self._ledger
         return {
             pod
             for device, pods in named.items()
             for pod in pods
-            if (allocation := allocations.get(device)) is None or allocation.pod not in {None, pod}
+            if (allocation := ledger.allocations.get(device)) is None
+            or allocation.pod not in {None, pod}
+            or ledger.claim_owner_of(device) is not None
         }
 
     def _compare(

@@ -91,7 +91,9 @@ def test_no_call_of_this_api_counts_for_a_claims_device() -> None:
     """Else as many ends as beginnings would let its region be scrubbed under the claim's pods."""
     ledger, _ = make_ledger(CARD)
     prepare(ledger, CARD, 0)
-    before = ledger.allocations[P0]
+    before, users = ledger.allocations[P0], dict(ledger.tenancies)
+    ledger.device_plugin.bind_pod([P0], NEXT)
+    assert ledger.tenancies == users, "its pods may still run"
     ledger.device_plugin.prestart_seen([P0])
     assert ledger.device_plugin.poststop_seen([P0]) == ()
     assert ledger.device_plugin.release([P0]) == ()

@@ -267,6 +267,12 @@ def test_what_was_only_reset_is_blanked_once_that_is_possible_and_meant(
         (Condition.BLANK, BLANK, False, BLANK, BLANK, Condition.BLANK),
         (Condition.BLANK, BLANK, False, BLANK, AFU, Condition.DIRTY),
         (Condition.BLANK, BLANK, False, AFU, BLANK, Condition.DIRTY),
+        # Of what an owner has a store that does not answer says nothing.
+        (Condition.BLANK, BLANK, True, BLANK, None, Condition.BLANK),
+        (Condition.BLANK, BLANK, True, AFU, None, Condition.DIRTY),
+        (Condition.BLANK, None, True, None, None, Condition.DIRTY),
+        (Condition.BLANK, BLANK, True, BLANK, AFU, Condition.DIRTY),
+        (Condition.BLANK, BLANK, False, BLANK, None, Condition.DIRTY),
         (Condition.BLANK, None, False, None, None, Condition.DIRTY),
         (Condition.UNBLANKED, AFU, False, AFU, None, Condition.UNBLANKED),
         (Condition.UNBLANKED, AFU, False, BLANK, None, Condition.DIRTY),

@@ -248,6 +248,17 @@ def test_when_the_pod_is_gone_the_claim_alone_has_it() -> None:
     assert ledger.claim_owner_of(P0) is not None
 
 
+def test_a_dead_pods_entry_does_not_keep_back_what_a_claim_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With DRA kubelet never writes its checkpoint, and the journal may be in doubt."""
+    ledger = claimed(known=False)
+    owners = owners_of(ledger)
+    monkeypatch.setattr(owners._cgroups, "state", lambda _: PodPresence.GONE)
+    adopt(owners, records(held(P0, pod="b")))
+    assert ledger.unreconciled == set()
+
+
 def test_an_entry_that_was_there_when_the_claim_got_the_device_is_an_old_one() -> None:
     """With DRA kubelet never writes its checkpoint; without cgroups its pods are not known gone."""
     ledger = claimed(known=True)

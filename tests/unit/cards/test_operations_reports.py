@@ -1,10 +1,13 @@
 """The log line about the work on a region, and the pods that had the region before."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 from doubles.cards import make_card
+from ledger_support import make_ledger
 from structlog.testing import capture_logs
 
+from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.reports import Report, ReportStep
 
@@ -49,3 +52,14 @@ def test_a_failure_is_a_warning_that_says_it_once() -> None:
 def test_former_pods_are_those_whose_names_are_known() -> None:
     operations, _ = make_operations("pod-a", None)
     assert operations.former(REGION) == {"pod-a"}
+
+
+def test_work_that_left_nothing_undone_ends_as_it_ended_though_the_journal_is_full() -> None:
+    """Else a full disk takes the error's place, and the report is lost."""
+    ledger, journal = make_ledger(make_card())
+    journal.failing = 9
+    with suppress(JournalError):
+        ledger.work.dirty([REGION], "so")
+    writes = journal.failing
+    CardOperations(ledger, None, None, None, None, None).settle([REGION])
+    assert journal.failing == writes

@@ -12,7 +12,7 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
 from ledger_scene import Scene
 from ledger_world import AFUS, Hand, Pod
 
-from fpga_plugin.allocation.journal.records import CLEAN, Condition
+from fpga_plugin.allocation.journal.records import CLEAN, Change, ClaimOwner, Condition
 from fpga_plugin.allocation.names import card_of, function_name
 from fpga_plugin.cards.clocks import ClockState
 from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
@@ -27,7 +27,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.ids import DeviceId, RegionId
-from fpga_plugin.kubernetes.names import PodUid, ResourceName
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
 
 OTHER_AFU = AFUS[1]
@@ -571,6 +571,20 @@ def test_what_else_keeps_a_poisoned_card_from_an_owner_is_said_without_its_advic
     _foreign(scene, pod)
     scene.refused(task, RefusedError, "is left alone")
     assert "rebind" not in str(task.exception())
+
+
+def test_a_poisoned_region_that_a_claim_has_is_not_rebound_for_a_pod(make) -> None:
+    """With the device plugin API: the claim's pods may use the card's other regions."""
+    scene = make(cards=[1], recovery=RecoveryPolicy.REBIND)
+    scene.hold_releases()
+    (region,) = scene.regions
+    pod = scene.admit(region)
+    poison(scene, region)
+    device = DeviceId(region)
+    claim = ClaimOwner(ClaimUid("a"), "space", "claim", (device,), {device: ("fpga",)})
+    scene.plugin.call(lambda: scene.ledger.commit(Change(claim_owners={claim.uid: claim})))
+    scene.refused(scene.prestart(pod, AFU), RefusedError, "belongs to ResourceClaim space/claim")
+    assert scene.plugin.recovery.done == 0
 
 
 def test_no_card_is_rebound_for_a_start_that_another_card_refuses(make) -> None:

@@ -17,7 +17,7 @@ from ledger_scene import scenes
 from test_lifecycle import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
-from fpga_plugin.allocation.journal.records import Condition
+from fpga_plugin.allocation.journal.records import Change, Condition, Fact
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.dra.cdi import CdiError
@@ -230,6 +230,20 @@ def test_a_claim_whose_pods_are_gone_keeps_its_devices_while_no_driver_can_end_i
     assert scene.look()
     assert scene.ledger.claim_owner_of(DeviceId(scene.regions[0])) is not None
     assert scene.file(A)
+
+
+def test_a_claim_whose_pods_are_gone_does_not_keep_back_what_it_cannot_have(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the device plugin API: its card is gone, and kubelet cannot end it."""
+    region, doubt = scene.regions[0], Change(facts={Fact.RESOURCE_CLAIMS: "in doubt"})
+    scene.ledger.commit(doubt)
+    monkeypatch.setattr(scene.operations.cgroups, "state", lambda _: PodPresence.GONE)
+    scene.reconciler._claims = scene.reconciler._leftovers = None
+    scene.write({A: (name("0000-99-00.0-p0"),), B: (name(region),)}, "pod-1")
+    assert scene.look()
+    assert not scene.ledger.resource_claims_unknown
+    assert scene.ledger.claim_owners.keys() == {B}
 
 
 def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
