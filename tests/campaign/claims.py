@@ -409,8 +409,8 @@ class ClaimSide(Side):
         if tenant.busy or tenant not in self.tenants or not tenant.ready:
             return
         nodes = self.nodes(tenant)
-        if nodes is None and not self.known:
-            return  # it was not adopted
+        if nodes is None and (not self.known or any(map(self.checker.hangs, tenant.devices))):
+            return  # it was not adopted, or what does not answer was not as it was prepared
         self.checker.prepared(tenant.claim.uid, tenant.wanted, nodes)
         if not tenant.runs:
             self.checker.began(tenant.claim.uid, tenant.wanted, whole=tenant.whole)
