@@ -242,12 +242,14 @@ class ClaimReconciler:
             ledger.dra.claims_read()
         if self._leftovers is None:
             return  # the device plugin API has its own records to read
-        # A device that cannot be adopted has an unknown owner: its card stays back.
-        cards = {
+        # Of a device that cannot be adopted somebody else is the owner: its card is kept back.
+        back = {
             card
-            for card in ledger.unreconciled & self._leftovers.settled
-            if not any(name.startswith(device_name(DeviceId(card))) for name in refused)
+            for card in ledger.cards
+            if any(name.startswith(device_name(DeviceId(card))) for name in refused)
         }
+        ledger.keep_back(back)
+        cards = (ledger.unreconciled & self._leftovers.settled) - back
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)

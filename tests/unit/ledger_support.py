@@ -103,11 +103,17 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
 
 
 def make_ledger(
-    *cards: Card, snapshot: Change | None = None, boot_id: str = "boot", blank: bool = True
+    *cards: Card,
+    snapshot: Change | None = None,
+    boot_id: str = "boot",
+    blank: bool = True,
+    dra: bool = False,
 ) -> tuple[Ledger, MemoryJournal]:
     """A ledger that has found `cards`, their regions BLANK unless told otherwise."""
     journal = MemoryJournal(snapshot)
-    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id, dra=dra
+    )
     ledger.device_plugin.kubelet_found("life 1")
     for card in cards:
         found(ledger, card)

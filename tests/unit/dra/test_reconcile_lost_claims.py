@@ -93,7 +93,7 @@ class World:
 
     def __init__(self, root: str, *, fresh: bool = False, damaged: bool = False) -> None:
         self.root = Path(root)
-        self.ledger, journal = make_ledger(*(() if fresh else (CARD,)))
+        self.ledger, journal = make_ledger(*(() if fresh else (CARD,)), dra=True)
         self.journal: MemoryJournal = journal
         self.region = CARD.regions[0].id
         if fresh:

@@ -617,6 +617,30 @@ def test_of_a_claim_that_the_journal_has_the_journal_tells_what_it_is(scene: Rec
     assert set(scene.ledger.allocations) == {one, two}
 
 
+def test_what_two_claims_have_is_not_worked_on_until_one_of_them_is_over(
+    scene: RecordScene,
+) -> None:
+    """The journal was put back, and the life that doubted it died: this one believes it."""
+    region = scene.regions[0]
+    scene.allocated(A, region, pods=("pod-1",))
+    scene.prepared()
+    scene.pod("pod-b")
+    scene.write({B: (name(region),)}, "pod-b")
+    assert not scene.ledger.unreconciled
+    scene.rack.done.clear()
+    scene.look()
+    assert scene.ledger.unreconciled == {card_of(region)}
+    del scene.server.claims[A]
+    scene.plugin.call(lambda: scene.ledger.dra.end_claim(A))
+    scene.plugin.work()
+    assert scene.rack.done == [], "pod-b may run on it"
+    scene.look()
+    assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-b"}
+    assert not scene.ledger.unreconciled
+    scene.plugin.work()
+    assert scene.rack.done == []
+
+
 # ------------------------------------------------------------------ claims that kubelet lost
 
 
