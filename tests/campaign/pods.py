@@ -505,7 +505,9 @@ class PodSide(Side):
         """Kubelet forgets the pod, and gives on its devices, while its processes run."""
         if not self.node.setup.cgroups or not self.node.ends(0.2):
             return  # without cgroups kubelet's word alone would count
-        if (tenant := self.pick(lambda each: each.runs)) is not None:
+        # Of a pod that was never known, as kubelet's records could not be read, its word counts.
+        known = {json.loads(key)["pod"] for key in self.journal().tenancies}
+        if (tenant := self.pick(lambda each: each.runs and each.pod.uid in known)) is not None:
             tenant.busy = True
             self.tenants.remove(tenant)
             self.zombies.append(tenant)
