@@ -13,7 +13,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,9 @@ class ClaimSide(Side):
     def recorded(self) -> set[str]:
         return self.holding().union(*(one.devices for one in self.kubelet.record.values()))
 
+    def claims(self) -> Collection[str]:
+        return self.kubelet.record.keys()
+
     def exposed(self) -> bool:
         """Not even kubelet's record knows what they have."""
         return bool(self.zombies) or self.unrecorded()
@@ -171,7 +174,8 @@ class ClaimSide(Side):
             for device in one.devices
         }
 
-    def all_known(self) -> bool:
+    def all_known(self, *, contested: bool = False) -> bool:
+        del contested
         assert self.node.plugin is not None
         # One that is ending may have ended, and nobody heard of it.
         there = {one.claim.uid for one in self.tenants if one.prepared and not one.ending}

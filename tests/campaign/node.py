@@ -20,9 +20,10 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,8 +115,11 @@ class Side(ABC):
         """Devices that kubelet's records show as somebody's, whoever is still there."""
 
     @abstractmethod
-    def all_known(self) -> bool:
-        """Whether each owner's device is given as one that is well."""
+    def all_known(self, *, contested: bool = False) -> bool:
+        """Whether each owner's device is given as one that is well.
+
+        `contested`: but for those that a claim has, too.
+        """
 
     @abstractmethod
     def all_free(self) -> bool:
@@ -140,6 +144,10 @@ class Side(ABC):
     @abstractmethod
     def exposed(self) -> bool:
         """Whether pods run of which only the journal knows."""
+
+    def claims(self) -> Collection[str]:
+        """Claims that kubelet's record of them names."""
+        return ()
 
     def unrecorded(self) -> bool:
         """Whether kubelet's record lacks something that was prepared."""
@@ -583,7 +591,10 @@ class Node:
             self.setup = setup
             self.launch()
             await self.retry_the_silent()
-            await self.until(self.side.all_known, "3: every owner's device Healthy after a restart")
+            await self.until(
+                partial(self.side.all_known, contested=True),
+                "3: every owner's device Healthy after a restart",
+            )
             self.side.known = True
             await self.side.everything_ends()
             await self.retry_the_silent()  # what still had an owner is tried again only now

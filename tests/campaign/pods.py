@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from checker import Violation
+from checker import Violation, devices_of
 from daemon_support import (
     AFU,
     AFU_2,
@@ -269,7 +269,7 @@ class PodSide(Side):
         except Violation as error:
             self.node.found = error
 
-    def all_known(self) -> bool:
+    def all_known(self, *, contested: bool = False) -> bool:
         lists = self.kubelet.lists
         anywhere = {device for each in lists.values() for device in each.healthy}
         # A journal that was put back may have it as an earlier owner's, by another name.
@@ -281,20 +281,16 @@ class PodSide(Side):
             if not self.checker.hangs(device)
             and device not in (lists[one.resource].healthy if one.resource in lists else anywhere)
         }
-        return self.ready() and (not ill or ill <= self.contested())
+        return self.ready() and (not ill or (contested and ill <= self.contested()))
 
     def contested(self) -> set[str]:
-        """Devices that kubelet's record of claims names, too, as the journal does.
+        """Devices of claims that the journal has, and kubelet's record of claims names.
 
         State directories were exchanged: each gave out what the other does not know.
         """
-        recorded = {
-            device
-            for side in self.node.sides.values()
-            if side is not self
-            for device in side.recorded()
-        }
-        return self.journal().claimed() & recorded
+        recorded = {uid for side in self.node.sides.values() for uid in side.claims()}
+        owners = self.journal().claim_owners
+        return devices_of(owners[uid] for uid in owners.keys() & recorded)
 
     def standing(self) -> str:
         held = {one.ids: one.pod for one in self.kubelet.held.values()}
