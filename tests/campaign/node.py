@@ -384,7 +384,8 @@ class Node:
                     self.found = self.found or error
             if self.found is not None:
                 raise self.found
-            await asyncio.sleep(self.rng.random() * (0.02 if self.lasting else 0.004))
+            slow = self.lasting or not self.side.ready()
+            await asyncio.sleep(self.rng.random() * (0.02 if slow else 0.004))
 
     # ---------------------------------------------------------------- lives of the plugin
 
@@ -481,7 +482,7 @@ class Node:
                 over = self.lasting and time.monotonic() > came + LONGEST_WHERE_ALL_STAYS
                 if self.idled() > begun + idle or time.monotonic() > until or over:
                     break
-                await asyncio.sleep(0.004)
+                await asyncio.sleep(0.01)
                 self.side.known = self.side.known or self.side.all_known()
         finally:
             await self.killed()
