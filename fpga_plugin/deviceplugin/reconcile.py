@@ -165,7 +165,8 @@ class Reconciler:
         """Once; returns whether to do it again without another reason."""
         allocations = self._ledger.pod_allocations()
         # Where the records of a new card cannot be read, others' allocations may still end.
-        unread = self._owners.new_cards and not await self._read_records()
+        if self._owners.new_cards:
+            await self._read_records()
         if self.watch is not None and allocations:
             self.watch.want()
         doubtful = self._owners.doubtful
@@ -175,7 +176,7 @@ class Reconciler:
             return True
         if doubtful:
             await self._settle([])
-        return doubtful or unread or self._allocatable.due
+        return doubtful or self._owners.new_cards or self._allocatable.due
 
     @property
     def _telling(self) -> PodWatch | None:

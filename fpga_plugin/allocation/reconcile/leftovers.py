@@ -62,8 +62,8 @@ class DevicePluginLeftovers:
     @property
     def waits(self) -> bool:
         """Whether another look may find something."""
-        left = self._owners.doubtful or self._ledger.pod_allocations() or self._uncounted
-        return bool(self.problem or left)
+        unread = self.problem or self._owners.doubtful or self._owners.new_cards
+        return bool(unread or self._ledger.pod_allocations() or self._uncounted)
 
     async def look(self) -> bool:
         """Compare the ledger with kubelet's checkpoint; returns whether that could be read."""

@@ -60,6 +60,7 @@ class Owners:
         self._ledger, self._cgroups, self._pods = ledger, cgroups, pods
         self._answered: dict[DeviceId, Stamp | None] = {}
         self._not_adopted: dict[CardId, str] = {}
+        self._not_compared: set[CardId] = set()
         self._reading = asyncio.Lock()
         self._wake = asyncio.Event()
         self._at_once = False
@@ -110,7 +111,7 @@ class Owners:
     @property
     def settled(self) -> set[CardId]:
         """Present cards for which kubelet's checkpoint names only pods that the ledger knows."""
-        return self._ledger.cards.keys() - self._not_adopted.keys()
+        return self._ledger.cards.keys() - self._not_adopted.keys() - self._not_compared
 
     # ---------------------------------------------------------------- the comparison
 
@@ -153,9 +154,11 @@ class Owners:
     ) -> None:
         ledger = self._ledger
         problems: dict[CardId, str] = {}
+        self._not_compared.clear()
         for device in sorted(named):
-            # What came to the device meanwhile is newer than the record.
+            # What came to the device meanwhile is newer than the record: it is read once more.
             if ledger.activity[device] != before.get(device, 0):
+                self._not_compared.add(card_of(device))
                 continue
             if self._is_older(device, checkpoint.stamp):
                 continue

@@ -223,6 +223,27 @@ def claimed(*, known: bool) -> Ledger:
     return ledger
 
 
+def test_a_card_of_which_a_call_came_while_the_records_were_read_is_not_known_yet() -> None:
+    """Kubelet tries a PreStart again and again: what its record says of the device still counts."""
+    ledger = without_journal(CARD)
+    owners = owners_of(ledger)
+
+    class Busy(Records):
+        present = records(held(P0, pod="b"))
+
+        async def checkpoint(self) -> Checkpoint:
+            ledger.device_plugin.prestart_seen([P0])
+            return await super().checkpoint()
+
+    owners._pods = Busy()  # type: ignore[assignment]
+    asyncio.run(owners.read())
+    assert owners.settled == set()
+    assert owners.new_cards, "it is looked at again"
+    adopt(owners_of(ledger), records(held(P0, pod="b")))
+    assert ledger.allocations[P0].pod == "b"
+    assert ledger.unreconciled == set()
+
+
 def test_what_a_claim_and_a_pod_may_both_have_is_neither_given_out_nor_scrubbed() -> None:
     """Two state directories were exchanged: what each gave out the other does not know."""
     ledger = claimed(known=False)
