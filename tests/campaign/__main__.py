@@ -131,13 +131,12 @@ async def one(
 
 
 def explain(node: Node, file: Path) -> None:
-    """What led to a violation: events, uses, and the log of the plugin's last run."""
+    """What led to a violation: events, uses, the last journal, the logs of the last lives."""
     lines = [
         f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events
     ]
     lines += [str(use) for uses in node.checker.uses.values() for use in uses[-3:]]
-    if node.plugin is not None:
-        lines.append(node.plugin.text)
+    lines += [str(node.snapshot), *node.past]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines))
     print(f"what led to it: {file}")

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -50,6 +50,9 @@ HANDS = 5
 
 LIMIT = 60.0
 """Idle seconds (`Node.idled`) for what has to come about by itself: a hundred times as many."""
+
+KEPT_LIVES = 6
+"""Of which there is the log when something is found."""
 
 IDLE, IDLE_WHERE_ALL_STAYS = 0.7, 0.2
 """Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
@@ -268,6 +271,7 @@ class Node:
         self.claimed: set[str] = set()
         self.snapshot = Snapshot()
         self.found: BaseException | None = None
+        self.past = deque[str](maxlen=KEPT_LIVES)
         self.sides = {api: make(self) for api, make in sides.items()}
 
     def close(self) -> None:
@@ -506,6 +510,7 @@ class Node:
         assert self.plugin is not None
         code = self.plugin.process.poll()
         await asyncio.to_thread(self.plugin.kill)
+        self.past.append(f"{self.setup}, {self.wind.name}\n{self.plugin.text}")
         await self.side.gone()
         if code not in {None, -9} and not self.wind.refuses:
             raise Violation(f"the plugin ended by itself, with {code}: {self.plugin.text[-2000:]}")
