@@ -375,7 +375,7 @@ class Obstacles:
         # For an owned device too: in a damaged journal, the allocation may have ended long ago.
         if card in state.unreconciled:
             why, tenant, operator = NOT_READ, ANOTHER_POD, LOG_SAYS
-            if state.resource_claims_unknown:
+            if state.resource_claims_unknown and not self._dra:
                 why, tenant, operator = state.resource_claims_unknown, LEAVE_DRA, LEAVE_DRA
             why = f"who has {subject} is not known: {why}"
             yield Obstacle(ObstacleKind.UNRECONCILED, why, tenant, operator)

@@ -551,9 +551,11 @@ class ClaimSide(Side):
                 await self.unprepare(tenant)  # to no end, unless another claim has its regions
 
     def seen(self, tenant: Tenant) -> bool:
-        """Whether somebody still names its pods: kubelet's record, or the journal by their uids."""
-        of_a_group = isinstance(tenant.claim, GroupClaim)
-        return not of_a_group or self.kubelet.names_devices_of(tenant.claim)
+        """Whether somebody still names its pods: kubelet's record, or the journal by their uids.
+
+        Of a pod that came without a call the journal may not have been told.
+        """
+        return not tenant.joined or self.kubelet.names_devices_of(tenant.claim)
 
     async def reap(self) -> None:
         if self.zombies and self.node.ends():

@@ -18,7 +18,8 @@ from test_lifecycle import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.records import Change, Condition, Fact
-from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.names import NOT_READ, card_of
+from fpga_plugin.allocation.obstacles import ObstacleKind
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import NoSuchClaimError
@@ -621,15 +622,17 @@ def test_what_two_claims_have_is_not_worked_on_until_one_of_them_is_over(
     scene: RecordScene,
 ) -> None:
     """The journal was put back, and the life that doubted it died: this one believes it."""
-    region = scene.regions[0]
+    region, unknown = scene.regions[0], Change(facts={Fact.RESOURCE_CLAIMS: "in doubt"})
     scene.allocated(A, region, pods=("pod-1",))
     scene.prepared()
     scene.pod("pod-b")
     scene.write({B: (name(region),)}, "pod-b")
     assert not scene.ledger.unreconciled
+    scene.ledger.commit(unknown)
     scene.rack.done.clear()
     scene.look()
     assert scene.ledger.unreconciled == {card_of(region)}
+    assert scene.ledger.resource_claims_unknown, "the next life may not see kubelet's record"
     del scene.server.claims[A]
     scene.plugin.call(lambda: scene.ledger.dra.end_claim(A))
     scene.plugin.work()
@@ -637,6 +640,7 @@ def test_what_two_claims_have_is_not_worked_on_until_one_of_them_is_over(
     scene.look()
     assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-b"}
     assert not scene.ledger.unreconciled
+    assert not scene.ledger.resource_claims_unknown
     scene.plugin.work()
     assert scene.rack.done == []
 
@@ -876,10 +880,11 @@ def test_once_the_record_was_read_it_is_known_who_has_what_dra_gave(scene: Recor
     assert not scene.ledger.resource_claims_unknown
 
 
-def test_a_claim_that_cannot_be_adopted_leaves_no_question_that_dra_would_have_to_answer(
+def test_a_claim_that_cannot_be_adopted_leaves_the_question_to_the_next_life(
     scene: RecordScene,
 ) -> None:
-    """DRA serves. Its card stays back, and the reason is the record, not that DRA is away."""
+    """It may serve the device plugin API, and not see the record. While DRA serves the claim's card
+    alone stays back, and the reason is the record, not that DRA is away."""
     scene.forgotten()
     scene.restart()
     scene.ledger.resource_claims_unknown = "DRA served this node"
@@ -888,7 +893,13 @@ def test_a_claim_that_cannot_be_adopted_leaves_no_question_that_dra_would_have_t
     scene.write({A: (f"{name(card_of(one))}-px",)})
     assert scene.look()
     assert scene.ledger.unreconciled == {card_of(one)}
-    assert not scene.ledger.resource_claims_unknown
+    assert scene.ledger.resource_claims_unknown
+    (obstacle,) = [
+        each
+        for each in scene.ledger.obstacles.of(DeviceId(one))
+        if each.kind is ObstacleKind.UNRECONCILED
+    ]
+    assert obstacle.message.endswith(NOT_READ)
 
 
 def test_a_claim_that_cannot_be_journalled_is_adopted_at_the_next_look(
