@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from doubles.cards import REGIONS, device, make_card
 from ledger_support import make_ledger, reopened
-from test_dra_steps import POD, A, prepare
+from test_dra_steps import POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.records import TenancyKey
 from fpga_plugin.allocation.obstacles import Stops
@@ -100,3 +100,13 @@ def test_no_call_of_this_api_counts_for_a_claims_device() -> None:
     assert ledger.allocations[P0] == before
     assert not ledger.device_plugin.balanced(P0)
     assert ledger.obstacles.first(P0, Stops.START), "nor is a container of another pod handed it"
+
+
+def test_a_poststop_does_not_count_for_a_claim_that_was_adopted() -> None:
+    """One PreStart was not seen; with DRA there was none."""
+    ledger, _ = make_ledger(CARD)
+    ledger.dra.adopt_claim(owner(A, P0), [POD])
+    before = ledger.allocations[P0]
+    assert before.prestarts > before.poststops
+    ledger.device_plugin.poststop_seen([P0])
+    assert ledger.allocations[P0] == before
