@@ -208,7 +208,7 @@ class DevicePluginSteps:
             cgroups: the pod's, while one of its containers is about to start.
         """
         step = Step(self._state)
-        for allocation in self._of_pods(devices):
+        for allocation in self._state.pod_allocations(devices):
             if allocation.pod in {None, pod}:
                 self._bind(step.change, allocation, pod, cgroups)
                 continue
@@ -244,7 +244,7 @@ class DevicePluginSteps:
         """
         change = Change()
         self._state.activity.update(devices)
-        for allocation in self._of_pods(devices):
+        for allocation in self._state.pod_allocations(devices):
             # PostStops of starts that failed while the plugin was away may still come. Nothing
             # new ran before this PreStart, so the present counts hold.
             inherited = allocation.device in self._state.inherited
@@ -314,14 +314,10 @@ class DevicePluginSteps:
         Returns those that were owned.
         """
         step = Step(self._state)
-        for allocation in self._of_pods(map(DeviceId, dict.fromkeys(devices))):
+        # No call of this API concerns what a ResourceClaim has.
+        for allocation in self._state.pod_allocations(map(DeviceId, dict.fromkeys(devices))):
             step.release(allocation)
         released = tuple(step.change.allocations)
         step.commit()
         self._state.activity.update(released)
         return released
-
-    def _of_pods(self, devices: Iterable[DeviceId]) -> list[Allocation]:
-        """The allocations of devices; no call of this API concerns those of ResourceClaims."""
-        found = self._state.allocations_of(devices)
-        return [one for one in found if self._state.claim_owner_of(one.device) is None]

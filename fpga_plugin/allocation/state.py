@@ -238,9 +238,10 @@ class State:
         """The ResourceClaim that has a device."""
         return self._claim_owner_of.get(device)
 
-    def pod_allocations(self) -> list[Allocation]:
-        """Allocations by the device plugin API, not those of ResourceClaims."""
-        return [one for one in self.allocations.values() if self.claim_owner_of(one.device) is None]
+    def pod_allocations(self, devices: Iterable[DeviceId] | None = None) -> list[Allocation]:
+        """Allocations, of these devices or all, by the device plugin API: not of ResourceClaims."""
+        found = self.allocations.values() if devices is None else self.allocations_of(devices)
+        return [one for one in found if self.claim_owner_of(one.device) is None]
 
     def region_allocation(self, region: RegionId) -> Allocation | None:
         """The allocation that covers a region: its own, or its card's."""

@@ -236,13 +236,18 @@ class ClaimReconciler:
         ledger, ends = self._ledger, self._ends
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
         over = ends.over if self._claims is None else ends.over | stale
-        learnt = {uid: self._learn(one) for uid, one in record.items() if uid not in over}
-        refused = {name for uid, names in learnt.items() if uid not in stale for name in names}
+        refused = {
+            name
+            for uid in record
+            if uid not in over
+            for name in self._learn(record[uid])
+            if uid not in stale
+        }
         if not refused:  # else a later life, which may not see the record, would believe it
             ledger.dra.claims_read()
         if self._leftovers is None:
             return  # the device plugin API has its own records to read
-        # Of a device that cannot be adopted somebody else is the owner: its card is kept back.
+        # A device that cannot be adopted has an unknown owner: its card is kept back.
         back = {
             card
             for card in ledger.cards

@@ -136,7 +136,8 @@ def explain(node: Node, file: Path) -> None:
         f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events
     ]
     lines += [str(use) for uses in node.checker.uses.values() for use in uses[-3:]]
-    lines += [str(node.snapshot), *node.past]
+    lines.append(str(node.snapshot))
+    lines += [f"{setup}, {wind.name}\n{plugin.text}" for setup, wind, plugin in node.past]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines))
     print(f"what led to it: {file}")

@@ -271,11 +271,11 @@ BUGS = {
         also=(
             (
                 "allocation/reconcile/owners.py",
-                "            if ledger.activity[device] != before.get(device, 0):\n",
+                "            if self._is_older(device, checkpoint.stamp):\n",
                 (
                     "            if card_of(device) not in ledger.unreconciled:\n"
                     "                continue\n"
-                    "            if ledger.activity[device] != before.get(device, 0):\n"
+                    "            if self._is_older(device, checkpoint.stamp):\n"
                 ),
             ),
         ),

@@ -110,17 +110,14 @@ class Snapshot:
         """Regions that could not be scrubbed, because there was no blank image."""
         return {each for each, row in self.regions.items() if NO_BLANK in row["reason"]}
 
-    def claimed(self) -> set[str]:
-        """Devices of claims in force."""
-        return devices_of(row for row in self.claim_owners.values() if not row.get("ended"))
-
     def of_others(self, claim: str) -> set[str]:
         """Devices of all claims of DRA but one, and of those that ended and are not clean yet.
 
         Also those of pods by the other API, of whose end the plugin may not have heard.
         """
         others = {uid: row for uid, row in self.claim_owners.items() if uid != claim}
-        return devices_of(others.values()) | (self.allocations.keys() - self.claimed())
+        in_force = [row for row in self.claim_owners.values() if not row.get("ended")]
+        return devices_of(others.values()) | (self.allocations.keys() - devices_of(in_force))
 
 
 def devices_of(claims: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -525,10 +525,11 @@ class ClaimSide(Side):
         mine -= self.node.beside()
         # A journal that was set back may have another claim there, which is over. Until that has
         # ended nobody gets the region, and this one could not be adopted beside it.
-        mine -= set(regions_of(self.journal().of_others(uid)))
+        after = self.journal()
+        mine -= set(regions_of(after.of_others(uid)))
         # A store that hung had no blank: such a region stays as it is, kept back by a taint. Its
         # scrub may have begun since the answer.
-        mine -= (before.unblanked() | self.journal().unblanked()) - self.offered()
+        mine -= (before.unblanked() | after.unblanked()) - self.offered()
         if known and tenant.prepared:
             self.checker.released(stood, mine, self.nodes(tenant, where))
         self.kubelet.forget(tenant.claim)

@@ -33,7 +33,7 @@ from checker import Checker, Snapshot, Violation, card_of, read_journal
 from daemon_support import AFU_2, BLANK, OTHER_BLANK, OTHER_ID, STORE, Plugin
 from doubles.xclbins import ALVEO
 from setup import Setup, changed
-from weather import FAIR, Weather, wind
+from weather import FAIR, Weather, Wind, wind
 
 HARDWARE = f"2x2,1x2@{OTHER_ID},1x1+alveo@{ALVEO}"
 ALVEO_REGION, ALVEO_BLANK = "0000-13-00.0-p0", "b1a2c3d4e5f60718293a4b5c6d7e8f90"
@@ -271,7 +271,7 @@ class Node:
         self.claimed: set[str] = set()
         self.snapshot = Snapshot()
         self.found: BaseException | None = None
-        self.past = deque[str](maxlen=KEPT_LIVES)
+        self.past = deque[tuple[Setup, Wind, Plugin]](maxlen=KEPT_LIVES)
         self.sides = {api: make(self) for api, make in sides.items()}
 
     def close(self) -> None:
@@ -417,6 +417,7 @@ class Node:
             env |= {points.UNWRITTEN: " ".join(map(str, failing))}
         (self.folder / "cards" / "boot_id").write_text(f"{self.boot}\n")
         self.plugin = Plugin(self.settings | env | self.side.settings() | self.wind.env)
+        self.past.append((self.setup, self.wind, self.plugin))
 
     async def changes(self) -> None:
         """What is not as it was in the last life."""
@@ -510,7 +511,6 @@ class Node:
         assert self.plugin is not None
         code = self.plugin.process.poll()
         await asyncio.to_thread(self.plugin.kill)
-        self.past.append(f"{self.setup}, {self.wind.name}\n{self.plugin.text}")
         await self.side.gone()
         if code not in {None, -9} and not self.wind.refuses:
             raise Violation(f"the plugin ended by itself, with {code}: {self.plugin.text[-2000:]}")

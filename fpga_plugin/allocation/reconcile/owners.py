@@ -154,12 +154,10 @@ class Owners:
     ) -> None:
         ledger = self._ledger
         problems: dict[CardId, str] = {}
-        self._not_compared.clear()
-        for device in sorted(named):
-            # What came to the device meanwhile is newer than the record: it is read once more.
-            if ledger.activity[device] != before.get(device, 0):
-                self._not_compared.add(card_of(device))
-                continue
+        # What came to a device meanwhile is newer than the record: it is read once more.
+        busy = {each for each in named if ledger.activity[each] != before.get(each, 0)}
+        self._not_compared = set(map(card_of, busy))
+        for device in sorted(named.keys() - busy):
             if self._is_older(device, checkpoint.stamp):
                 continue
             holders = {pod: of for pod, of in named[device].items() if pod not in gone}
