@@ -91,6 +91,11 @@ class Blanks:
         """Why there is no blank bitstream, by the last look; else empty."""
         return self._problems.get(interface_id, "")
 
+    def missing(self, card: Card) -> bool:
+        """Whether scrubs of a card wait for a blank, by the last look since the store changed."""
+        of = card.interface_id
+        return self._policy is ScrubPolicy.REQUIRED and of in self._afus and self._afus[of] is None
+
     def forget(self, interface_id: InterfaceId | None) -> None:
         """The store changed: look again next time; None: everywhere."""
         if interface_id is None:

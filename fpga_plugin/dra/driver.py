@@ -115,7 +115,7 @@ def open_leftovers(
     """The reconciler that ends DRA's claims once the device plugin API serves instead."""
     # The driver's directory, with what containers read, is not mounted.
     files = ClaimFiles(operations.ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix))
-    ends = ClaimEnds(operations.ledger, queue, files)
+    ends = ClaimEnds(operations.ledger, operations.blanks, queue, files)
     driver, root = settings.resource_prefix, settings.kubelet_root
     return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
 
@@ -158,7 +158,7 @@ class DraDriver:
         metadata = MetadataFiles(metadata_directory(settings), settings.node_name)
         cdi = CdiFiles(settings.cdi_dir, driver, metadata)
         files = self._files = ClaimFiles(ledger, cdi)
-        ends = ClaimEnds(ledger, queue, files)
+        ends = ClaimEnds(ledger, operations.blanks, queue, files)
         claims = ClaimReader(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )

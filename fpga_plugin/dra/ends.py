@@ -14,7 +14,7 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.obstacles import ObstacleKind
 from fpga_plugin.allocation.queue import CardQueue
-from fpga_plugin.cards.blanks import NO_BLANK
+from fpga_plugin.cards.blanks import NO_BLANK, Blanks
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
@@ -30,6 +30,7 @@ class ClaimEnds:
 
     Args:
         ledger: knows the claims.
+        blanks: tell for which cards there is none.
         queue: where cards that have to be scrubbed are added.
         files: for the container runtime.
 
@@ -42,8 +43,9 @@ class ClaimEnds:
         doubted: is called with a claim of which kubelet's record has to be read again.
     """
 
-    def __init__(self, ledger: Ledger, queue: CardQueue, files: ClaimFiles) -> None:
+    def __init__(self, ledger: Ledger, blanks: Blanks, queue: CardQueue, files: ClaimFiles) -> None:
         self._ledger = ledger
+        self._blanks = blanks
         self._queue = queue
         self._files = files
         self.recorded: Mapping[ClaimUid, RecordedClaim] = {}
@@ -110,5 +112,9 @@ class ClaimEnds:
             ObstacleKind.FAILING,
             ObstacleKind.STRANGER,
         }
-        waits = any(one.kind in lasting for one in self._ledger.obstacles.of(region))
-        return not waits and not record.reason.startswith(NO_BLANK)
+        if any(one.kind in lasting for one in self._ledger.obstacles.of(region)):
+            return False
+        card = self._ledger.cards.get(card_of(DeviceId(region)))
+        # The reason may be an earlier life's, which had no blank, or could not read it.
+        without = card is not None and self._blanks.missing(card)
+        return not (without and record.reason.startswith(NO_BLANK))

@@ -15,6 +15,7 @@ from fpga_plugin.allocation.names import function_name
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.names import PodUid
 
 CARD = make_card(1)
 R0, R1 = (region.id for region in CARD.regions)
@@ -298,6 +299,19 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     ledger.hardware.card_found(CARD, {R0: observed, R1: BLANK}, blank)
     assert condition(ledger) is after
+
+
+def test_a_missing_blank_is_no_silent_store_where_the_owner_has_a_function() -> None:
+    """Functions are never blanked: that no blank is known says nothing of the store."""
+    before, journal = make_ledger(CARD)
+    function = function_name(PREFIX, CARD.interface_id, BLANK)
+    before.device_plugin.adopt(function, DeviceId(R0), PodUid("pod-a"), {})
+    before.commit(Change(regions={R0: RegionRecord(R0, Condition.BLANK, afu_id=BLANK)}))
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", functions=True
+    )
+    ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, None)
+    assert condition(ledger) is Condition.DIRTY
 
 
 def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() -> None:

@@ -13,7 +13,7 @@ import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, device, make_card
 from ledger_support import former, make_ledger, reopened, scrub, start
 from structlog.testing import capture_logs
-from test_reconcile_lost_claims import Queue
+from test_reconcile_lost_claims import NO_BLANKS, Queue
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
 from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
@@ -106,7 +106,7 @@ class Claims:
         self.queue = Queue()
         of = operations(self.ledger, self.pods)
         files = ClaimFiles(self.ledger, self.files)
-        ends = ClaimEnds(self.ledger, self.queue, files)  # type: ignore[arg-type]
+        ends = ClaimEnds(self.ledger, NO_BLANKS, self.queue, files)  # type: ignore[arg-type]
         root = str(self.root)
         self.leftovers = ClaimReconciler(of, self.queue, ends, files, root=root, driver=PREFIX)  # type: ignore[arg-type]
 
@@ -320,6 +320,15 @@ def owned(devices: Devices, *, pod: PodUid | None = POD_A) -> Devices:
         devices.ledger.device_plugin.bind_pod([P0], pod)
     start(devices.ledger, P0)
     return devices
+
+
+def test_a_card_that_comes_later_is_asked_about() -> None:
+    """Of its pods nothing is known, and this API's record does not say."""
+    devices = Devices(alive("pod-a"))
+    leftovers = devices.look()
+    assert not leftovers.waits
+    devices.ledger.hardware.card_found(make_card(2, nodes=(2, 3)), {}, None)
+    assert leftovers.waits
 
 
 def test_another_vendors_pod_has_nothing_of_ours() -> None:

@@ -113,3 +113,25 @@ def test_the_store_is_looked_at_again_where_it_changed(
     assert store.asked == 2 + again
     afu_id(blanks, OTHER_INTERFACE)
     assert store.asked == 3 + (which is None)
+
+
+@pytest.mark.parametrize(
+    ("says", "policy", "missing"),
+    [
+        (None, ScrubPolicy.REQUIRED, True),
+        (SIGNER, ScrubPolicy.REQUIRED, True),
+        (None, ScrubPolicy.BEST_EFFORT, False),
+        (IMAGE, ScrubPolicy.REQUIRED, False),
+    ],
+)
+def test_a_blank_is_missing_if_scrubs_wait_for_it_by_the_last_look(
+    says: object, policy: ScrubPolicy, *, missing: bool
+) -> None:
+    blanks, _ = made(says, policy)
+    card = make_card()
+    assert not blanks.missing(card), "nobody looked"
+    afu_id(blanks)
+    assert blanks.missing(card) is missing
+    assert not blanks.missing(replace(card, interface_id=OTHER_INTERFACE))
+    blanks.forget(INTERFACE)
+    assert not blanks.missing(card), "the store changed"

@@ -1230,6 +1230,32 @@ def test_without_a_blank_the_region_is_kept_back_and_the_pod_is_not(scene: Claim
     assert scene.ledger.record(region).condition is Condition.DIRTY
 
 
+def test_what_an_earlier_run_had_no_blank_for_is_scrubbed_before_the_answer(
+    scene: ClaimScene,
+) -> None:
+    """Kubelet asks again after the plugin was killed; the store answers by then."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.images.has_blank = False
+    scene.unprepare()
+    scene.plugin.work()
+    assert "no-blank-image" in scene.ledger.record(region).reason
+    scene.images.has_blank = True
+    scene.plugin.end()
+    scene.live()
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    task = scene.unprepare()
+    scene.plugin.work()
+    assert not task.done()
+    scene.plugin.kubelet_begins("life 1")
+    scene.plugin.kubelet_answers()
+    scene.plugin.work()
+    task.result()
+    assert scene.condition(region) is Condition.BLANK
+
+
 def test_a_region_that_others_may_open_by_its_node_holds_up_no_pod(scene: ClaimScene) -> None:
     """Invariant 10: it is not scrubbed, and not given out, before those end who have its node."""
     region = scene.regions[0]

@@ -38,6 +38,10 @@ CARD = make_card()
 DRIVER = "fpga.intel.com"
 
 
+NO_BLANKS = SimpleNamespace(missing=lambda _card: False)
+"""None was looked for (`Blanks`)."""
+
+
 class Queue:
     """In step with kubelet; scrubs nothing."""
 
@@ -123,7 +127,7 @@ class World:
         told = SimpleNamespace(get=self._get)
         nothing = SimpleNamespace()
         files = ClaimFiles(self.ledger, self.files)
-        self.ends = ends = ClaimEnds(self.ledger, self.queue, files)  # type: ignore[arg-type]
+        self.ends = ends = ClaimEnds(self.ledger, NO_BLANKS, self.queue, files)  # type: ignore[arg-type]
         self.life = ClaimLifecycle(
             operations,
             nothing,
