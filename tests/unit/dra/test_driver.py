@@ -162,7 +162,8 @@ def make(root: Path, ledger: Ledger) -> Callable[[], DraDriver]:
     make_directories(SETTINGS)
 
     def new() -> DraDriver:
-        operations, nothing = SimpleNamespace(ledger=ledger), SimpleNamespace()
+        nothing = SimpleNamespace()
+        operations = SimpleNamespace(ledger=ledger, blanks=nothing)
         queue = CardQueue(interval=LIMIT)
         queue.sync()
         recorder = EventRecorder(None, node_name="node-a", pods=nothing, observer=Mock())  # type: ignore[arg-type]
@@ -460,7 +461,7 @@ def test_what_dra_left_is_looked_up_in_kubelets_record(ledger: Ledger) -> None:
     """The device plugin API serves now, and a claim's devices are free once kubelet says so."""
 
     async def story() -> None:
-        operations: Any = SimpleNamespace(ledger=ledger)
+        operations: Any = SimpleNamespace(ledger=ledger, blanks=SimpleNamespace())
         left = open_leftovers(SETTINGS, operations, CardQueue(interval=LIMIT))
         assert not await left.reconcile()
         assert left.problem.startswith("kubelet's record ./dra_manager_state is not there")
