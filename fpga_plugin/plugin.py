@@ -121,25 +121,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         aliases=names_interfaces(settings),
         shells=names_shells(settings),
         dra=settings.mode is ServedApi.DRA,
-        resource_claims_unknown=_lost_resource_claims(settings, journal),
-        owners_known=_served_last(settings, journal),
     )
-
-
-def _lost_resource_claims(settings: Settings, journal: Journal) -> str:
-    """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
-    last, dra = journal.marker.last, ServedApi.DRA
-    # With DRA, too: the plugin may end before it reads kubelet's record of them.
-    served = settings.mode is dra or (last is not None and (last.claims or last.api == dra.value))
-    if not journal.doubt or not served:
-        return ""
-    return f"DRA served this node, and the journal is in doubt ({journal.doubt})"
-
-
-def _served_last(settings: Settings, journal: Journal) -> bool:
-    """Whether nobody served this node since the journal was written, and by the same API."""
-    last = journal.marker.last
-    return not journal.doubt and last is not None and last.api == settings.mode.value
 
 
 def open_library(settings: Settings) -> Library:

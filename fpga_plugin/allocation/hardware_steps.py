@@ -18,16 +18,11 @@ _UNREAD = "what is on it could not be read"
 
 
 class HardwareSteps:
-    """The ledger's steps for hardware.
+    """The ledger's steps for hardware."""
 
-    Args:
-        owners_known: the journal has every owner that kubelet's records name.
-    """
-
-    def __init__(self, state: State, naming: Naming, *, owners_known: bool) -> None:
+    def __init__(self, state: State, naming: Naming) -> None:
         self._state = state
         self._naming = naming
-        self._owners_known = owners_known
         self._seen: set[RegionId] = set()
 
     def card_found(
@@ -121,9 +116,8 @@ class HardwareSteps:
 
     def _new_to_journal(self, change: Change, card: Card) -> None:
         """A card new to the journal: kubelet's records know its owners; its memory is uncleared."""
-        known = self._state.regions if self._owners_known else self._seen
-        if any(region.id not in known for region in card.regions):
-            self._state.unreconciled.add(card.id)
+        if any(region.id not in self._state.regions for region in card.regions):
+            change.unreconciled[card.id] = True
         if card.clears_memory and all(
             region.id not in self._state.regions for region in card.regions
         ):

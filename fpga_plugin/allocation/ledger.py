@@ -54,9 +54,6 @@ class Ledger(State):
         aliases: resources may be called by aliases of interface ids.
         shells: cards are given out by the names that their vendor's plugin has for them.
         dra: DRA serves; else the device plugin API does.
-        resource_claims_unknown: why ResourceClaims may have devices that the journal lacks.
-        owners_known: this very journal served this API last, so it has every owner that kubelet's
-            records name.
     """
 
     def __init__(
@@ -72,8 +69,6 @@ class Ledger(State):
         aliases: bool = False,
         shells: bool = False,
         dra: bool = False,
-        resource_claims_unknown: str = "",
-        owners_known: bool = False,
         prefixes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start from what the journal held.
@@ -106,14 +101,9 @@ class Ledger(State):
         # Allocations of an earlier run of the plugin: PreStarts may have failed while it was away.
         self.inherited = set(self.allocations)
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases, shells=shells)
-        if resource_claims_unknown and not self.resource_claims_unknown:
-            self.commit(Change(facts={Fact.RESOURCE_CLAIMS: resource_claims_unknown}))
-        # Else kubelet's records may name owners that the journal lacks: nothing is given out
-        # before they are read.
-        owners_known = owners_known and not self.resource_claims_unknown
-        if not owners_known:
+        if self.resource_claims_unknown:
             self.unreconciled |= {card_of(each) for each in (*self.regions, *self.allocations)}
-        self.hardware = HardwareSteps(self, self.naming, owners_known=owners_known)
+        self.hardware = HardwareSteps(self, self.naming)
 
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool, shells: bool) -> None:
         """Correct what no longer holds in this boot or with these settings."""

@@ -57,6 +57,7 @@ class State:
         self.memory_clear_pending: set[CardId] = set()
         self.drained: set[CardId] = set()
         self.rebinding: set[CardId] = set()
+        self.unreconciled: set[CardId] = set()
         self.tenancies = Tenancies()
         self.resources: set[ResourceName] = set()
         self.pending_poststops: dict[DeviceId, int] = {}
@@ -74,7 +75,6 @@ class State:
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
-        self.unreconciled: set[CardId] = set()
         self.returns: Counter[CardId] = Counter()  # how often each card went, or got other nodes
         self.ends: Counter[str] = Counter()  # allocations that ended, by cause, since the start
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
@@ -136,13 +136,14 @@ class State:
         """Apply a change in memory; returns the cards to list again (None: new resources)."""
         of_cards = (
             *(change.allocations, change.regions, change.debug_holds),
-            *(change.memory_clear_pending, change.drained, change.rebinding),
+            *(change.memory_clear_pending, change.drained, change.rebinding, change.unreconciled),
         )
         cards: set[CardId | None] = {card_of(each) for kind in of_cards for each in kind}
         for flags, told in (
             (self.memory_clear_pending, change.memory_clear_pending),
             (self.drained, change.drained),
             (self.rebinding, change.rebinding),
+            (self.unreconciled, change.unreconciled),
         ):
             flags |= {card for card, on in told.items() if on}
             flags -= {card for card, on in told.items() if not on}
@@ -208,16 +209,24 @@ class State:
         return {card_of(device) for one in changed if one is not None for device in one.devices}
 
     def reconciled(self, cards: Iterable[CardId]) -> None:
-        """Every owner of these cards that kubelet's records name is adopted."""
+        """Every owner of these cards that kubelet's records name is adopted.
+
+        Raises:
+            JournalError: that could not be written; the next run of the plugin would not know it.
+        """
         known = self.unreconciled.intersection(cards)
-        self.unreconciled -= known
-        self.notify(known)
+        if known:
+            self.commit(Change(unreconciled=dict.fromkeys(known, False)))
 
     def keep_back(self, cards: Iterable[CardId]) -> None:
-        """These cards' owners are unknown: kubelet's records name a pod that is no owner."""
+        """These cards' owners are unknown: kubelet's records name a pod that is no owner.
+
+        Raises:
+            JournalError: it could not be written; it holds all the same.
+        """
         new = set(cards) - self.unreconciled
-        self.unreconciled |= new
-        self.notify(new)
+        if new:
+            self.commit(Change(unreconciled=dict.fromkeys(new, True)))
 
     def show(self, card: Card) -> None:
         """Record a present card as it is now."""

@@ -8,6 +8,7 @@ from typing import Any
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS
 
 from fpga_plugin.allocation import debug_holds
+from fpga_plugin.allocation.journal.doubt import unasked
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
@@ -93,6 +94,7 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         memory_clear_pending=dict.fromkeys(ledger.memory_clear_pending, True),
         drained=dict.fromkeys(ledger.drained, True),
         rebinding=dict.fromkeys(ledger.rebinding, True),
+        unreconciled=dict.fromkeys(ledger.unreconciled, True),
         tenancies=dict(ledger.tenancies),
         resources=dict.fromkeys(ledger.resources, True),
         pending_poststops=dict(ledger.pending_poststops),
@@ -120,6 +122,11 @@ def make_ledger(
         if blank:
             scrub(ledger, card)
     return ledger, journal
+
+
+def doubt_owners(journal: MemoryJournal) -> None:
+    """Somebody else may have served since: the next life asks who the owners are."""
+    journal.snapshot = unasked(journal.snapshot)
 
 
 def hold(ledger: Ledger, region: RegionId, **facts: Any) -> None:

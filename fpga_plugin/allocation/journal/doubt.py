@@ -6,7 +6,8 @@ another version: `journal` finds that out. The rule is one for all of them. What
 trust is dropped: no region is clean or programmed, nothing is prepared, no allocation counts as
 unused nor as one whose containers have all stopped, and any region may hold an owner's image. What
 takes trust away or something from others stays as far as it can be read: allocations and
-ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
+ResourceClaims, tenancies, faults, drained cards, pending memory clears, names. Kubelet's records
+may name owners that it lacks.
 """
 
 import itertools
@@ -34,8 +35,19 @@ from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
 
-def doubted(told: Change, why: str) -> Change:
-    """What is left of a journal's content."""
+def doubted(told: Change, why: str, *, claims: bool = False) -> Change:
+    """What is left of a journal's content.
+
+    Args:
+        told: what it says.
+        why: it is in doubt.
+        claims: ResourceClaims may have devices that it lacks.
+    """
+    facts = told.facts | {Fact.LOST: why}
+    if claims:
+        facts.setdefault(
+            Fact.RESOURCE_CLAIMS, f"DRA served this node, and the journal is in doubt ({why})"
+        )
     both = allocated_twice(told.allocations)
     allocations = [
         replace(allocation, missed_prestart=True)
@@ -44,14 +56,24 @@ def doubted(told: Change, why: str) -> Change:
     ]
     owners = [owner for owner in told.claim_owners.values() if owner is not None]
     return replace(
-        told,
-        facts=told.facts | {Fact.LOST: why},
+        unasked(told),
+        facts=facts,
         allocations={allocation.device: allocation for allocation in allocations},
         regions={region: _doubted(record, why) for region, record in told.regions.items()},
         tenancies={one.key: one for one in _tenancies(told, allocations)},
         claim_owners={owner.uid: replace(owner, boot="") for owner in owners},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
     )
+
+
+def unasked(told: Change) -> Change:
+    """The same, where another run of the plugin, or another API, may have served since.
+
+    No card is given out before it was compared with kubelet's records, however often the plugin
+    starts until then.
+    """
+    cards = map(card_of, (*told.regions, *told.allocations))
+    return replace(told, unreconciled=told.unreconciled | dict.fromkeys(cards, True))
 
 
 def allocated_twice(devices: Collection[DeviceId]) -> set[CardId]:
@@ -100,7 +122,7 @@ PRESENT_KINDS: Final = {
 defaults fit one in doubt: it counts as used, and its PreStarts and PostStops cannot be compared."""
 
 GONE: Final = frozenset({"loans", "unreconciled"})
-"""Kinds that it had besides: `of_schema_3` reads the one, and the other is asked at each start."""
+"""Kinds that it had besides: `of_schema_3` reads the one, and the other is asked of every card."""
 
 
 class _Users(msgspec.Struct):

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import structlog
 
 from fpga_plugin.allocation.journal import history, rows
-from fpga_plugin.allocation.journal.doubt import doubted
+from fpga_plugin.allocation.journal.doubt import doubted, unasked
 from fpga_plugin.allocation.journal.marker import MARKER_FILE, Marker
 from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.errors import FpgaPluginError, quote
@@ -174,19 +174,20 @@ class Journal:
         self.doubt = self.doubt or self._doubt(loaded)
         self._commits = max(loaded.commits, self.marker.counted)
         identity, snapshot = loaded.identity, loaded.snapshot
-        if self.doubt or not identity:
+        if new := bool(self.doubt or not identity):
             # Of another id than before: whatever is a copy of it, or was put aside, is told apart.
             identity = uuid.uuid4().hex
-            if self.doubt:
-                snapshot = doubted(snapshot, self.doubt)
-            self._rewrite(db, snapshot, identity, copy=bool(loaded.snapshot or loaded.left_out))
-        self.marker.begin(identity, self._commits, claims=self._resource_claims(snapshot))
+        if self.doubt:
+            snapshot = doubted(snapshot, self.doubt, claims=self.marker.may_have_claims)
+        elif self.marker.served_otherwise:
+            snapshot = unasked(snapshot)
+        # Before the marker says that this journal served last.
+        if new or snapshot is not loaded.snapshot:
+            copy = new and bool(loaded.snapshot or loaded.left_out)
+            self._rewrite(db, snapshot, identity, copy=copy)
+        claims = bool(snapshot.claim_owners or snapshot.facts.get(Fact.RESOURCE_CLAIMS))
+        self.marker.begin(identity, self._commits, claims=claims)
         return snapshot
-
-    def _resource_claims(self, snapshot: Change) -> bool:
-        """Whether ResourceClaims may have devices; what a journal in doubt lost, the marker has."""
-        lost = self.doubt and self.marker.last is not None and self.marker.last.claims
-        return bool(snapshot.claim_owners or snapshot.facts.get(Fact.RESOURCE_CLAIMS) or lost)
 
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""

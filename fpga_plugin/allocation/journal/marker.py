@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from fpga_plugin.host.atomic_file import replace_file
+from fpga_plugin.settings.values import ServedApi
 
 log = structlog.get_logger()
 
@@ -71,6 +72,18 @@ class Marker:
             count, _, rest = os.read(file.fileno(), _MAX_LENGTH).partition(b"\n")
             if len(count) == _DIGITS and count.isdigit():  # else no plugin wrote it
                 self.last, self.counted = _DECODER.decode(rest), int(count)
+
+    @property
+    def served_otherwise(self) -> bool:
+        """Whether another API served last, or nobody knows what did."""
+        return self.last is None or self.last.api != self._now.api
+
+    @property
+    def may_have_claims(self) -> bool:
+        """Whether ResourceClaims may have devices that a journal in doubt lacks."""
+        last = self.last or Served()
+        # With DRA, too: the plugin may end before it reads kubelet's record of them.
+        return last.claims or ServedApi.DRA.value in {last.api, self._now.api}
 
     def begin(self, journal: str, count: int, *, claims: bool) -> None:
         """From now on this life serves, with this journal; `claims` as in `Served`."""

@@ -341,6 +341,7 @@ class Change:
         memory_clear_pending: cards whose on-card memory is to be cleared.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
+        unreconciled: cards of which kubelet's records may name owners that the journal lacks.
         tenancies: pods whose processes may have a region's nodes open.
         resources: every resource ever registered.
         pending_poststops: PostStops of ended allocations that may still come.
@@ -356,6 +357,7 @@ class Change:
     memory_clear_pending: dict[CardId, bool] = field(default_factory=dict)
     drained: dict[CardId, bool] = field(default_factory=dict)
     rebinding: dict[CardId, bool] = field(default_factory=dict)
+    unreconciled: dict[CardId, bool] = field(default_factory=dict)
     tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
     pending_poststops: dict[DeviceId, int] = field(default_factory=dict)

@@ -317,6 +317,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "memory_clear_pending": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
+    "unreconciled": _Kind(_card, _FLAG),
     "tenancies": _Kind(
         partial(_of_region, msgspec.json.Decoder(TenancyKey)), msgspec.json.Decoder(Tenancy), "key"
     ),

@@ -37,7 +37,8 @@ def _takes(kind: str, key: Any, value: Any, known: "State", taking: Change) -> b
     """Whether a row takes trust away; `taking` has the rows before it that do."""
     takes = False  # so a kind that is not named here waits until it is written
     match kind:
-        case "memory_clear_pending" | "drained" | "resources" | "images":  # not rebinding: a step
+        # Not rebinding, which is a step.
+        case "memory_clear_pending" | "drained" | "unreconciled" | "resources" | "images":
             takes = bool(value)
         case "facts":
             takes = key in {Fact.KUBELET, Fact.LOST} or (

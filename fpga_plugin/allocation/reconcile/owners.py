@@ -171,8 +171,10 @@ class Owners:
         for card, problem in problems.items():
             if self._not_adopted.get(card) != problem:
                 log.warning("allocation not adopted", card=card, error=problem)
-        ledger.keep_back(problems)
-        self._not_adopted = problems
+        try:
+            ledger.keep_back(problems)
+        finally:  # whoever hears of a change may call `card_changed`
+            self._not_adopted = problems
         self._look_for_foreign(checkpoint)
 
     def _is_older(self, device: DeviceId, stamp: Stamp | None) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
-from ledger_support import MemoryJournal, found, make_ledger, scrub
+from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub
 
+from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition, RegionRecord
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
@@ -347,15 +348,28 @@ def test_a_region_with_another_node_is_another_one_unless_its_card_is_reset_as_a
     assert found_again == (went if went is not None else set() if resets else {R0})
 
 
-def test_a_journal_that_served_last_names_every_owner_of_the_regions_that_it_knows() -> None:
-    _, journal = make_ledger(CARD)
-    for owners_known in (True, False):
-        ledger = Ledger(
-            prefix=PREFIX,
-            journal=journal,
-            snapshot=journal.snapshot,
-            boot_id="boot",
-            owners_known=owners_known,
-        )
+def test_a_card_whose_owners_were_not_asked_for_stays_one_in_the_next_life() -> None:
+    """The plugin may be killed between its first look at a card and kubelet's records."""
+    ledger, journal = make_ledger()
+    for _ in range(2):
         ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK)
-        assert (CARD.id in ledger.unreconciled) is not owners_known
+        assert ledger.unreconciled == {CARD.id}
+        ledger = reopened(journal)
+        assert ledger.unreconciled == {CARD.id}
+    ledger.reconciled([CARD.id])
+    assert not reopened(journal).unreconciled
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_that_owners_are_known_counts_once_it_is_written_and_that_they_are_not_at_once(
+    *, known: bool
+) -> None:
+    ledger, journal = make_ledger(CARD)
+    if known:
+        ledger.keep_back([CARD.id])
+    journal.failing = 1
+    with pytest.raises(JournalError):
+        (ledger.reconciled if known else ledger.keep_back)([CARD.id])
+    assert ledger.unreconciled == {CARD.id}
+    ledger.work.set_memory_clear_pending(CARD.id, open_=True)
+    assert reopened(journal).unreconciled == {CARD.id}

@@ -20,7 +20,7 @@ from ledger_support import ProcessDiedError, found, remembered, scrub, start
 from fpga_plugin.allocation.journal import rows
 from fpga_plugin.allocation.journal.history import Entry, HistoryEvent, HistoryKind
 from fpga_plugin.allocation.journal.journal import Journal, JournalError
-from fpga_plugin.allocation.journal.marker import Marker
+from fpga_plugin.allocation.journal.marker import Marker, Served
 from fpga_plugin.allocation.journal.peek import peek
 from fpga_plugin.allocation.journal.records import (
     AliasBinding,
@@ -996,6 +996,7 @@ EVERYTHING = Change(
     memory_clear_pending={CARD.id: True},
     drained={CARD.id: True},
     rebinding={CARD.id: True},
+    unreconciled={CARD.id: True},
     tenancies={
         TENANCY_KEY: Tenancy(
             TENANCY_KEY,
@@ -1059,6 +1060,7 @@ resources|{REGIONS}|true
 tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|{{"key":{{"region":"{P0}",\
 "allocation":7,"pod":"pod"}},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,\
 "cgroups":[{{"tree":"/t","path":"/t/p","device":1,"inode":2}}]}}
+unreconciled|{CARD.id}|true
 """
 
 
@@ -1200,9 +1202,42 @@ def test_until_kubelets_records_were_adopted_owners_that_the_journal_lacks_are_e
     ledger.device_plugin.adopt(REGIONS, P0, PodUid("pod-a"), {})
     assert ledger.unreconciled == {CARD.id}
     ledger.reconciled([CARD.id])
-    assert not ledger.unreconciled
     journal.close()
-    assert opened(Journal(path)).unreconciled == {CARD.id}, "each life asks again"
+    journal = Journal(path)
+    assert not opened(journal).unreconciled, "this journal served last, and asked"
+    journal.close()
+    os.unlink(journal.marker.path)
+    assert opened(Journal(path)).unreconciled == {CARD.id}
+
+
+@pytest.mark.parametrize("doubt", [True, False])
+@pytest.mark.parametrize("now", ["dra", "device-plugin"])
+@pytest.mark.parametrize("last", ["dra", "device-plugin"])
+def test_a_life_that_is_killed_before_it_asks_who_the_owners_are_leaves_that_to_the_next(
+    path: str, last: str, now: str, *, doubt: bool
+) -> None:
+    """It may give out what kubelet's records name as another pod's (invariant 1)."""
+    lived(path)
+
+    def life(api: str) -> Journal:
+        return Journal(path, Marker(f"{path}.marker", Served(api)))
+
+    life(last).close()
+    journal = life(last)
+    ledger = opened(journal)
+    ledger.dra.claims_read()
+    ledger.reconciled([CARD.id, OTHER.id])
+    if doubt:
+        journal._db.execute(f"UPDATE journal SET value = '{32 * '0'}' WHERE kind = 'identity'")
+    journal.close()
+    life(now).close()
+    journal = life(now)
+    assert not journal.doubt
+    ledger = opened(journal)
+    unknown = doubt or last != now
+    assert ledger.unreconciled == ({CARD.id, OTHER.id} if unknown else set())
+    assert bool(ledger.resource_claims_unknown) == (doubt and "dra" in {last, now})
+    assert life(now).snapshot.unreconciled == dict.fromkeys(ledger.unreconciled, True)
 
 
 def test_a_condition_is_written_before_its_work_begins(path: str) -> None:

@@ -256,7 +256,7 @@ def test_rows_of_schema_3_are_read_under_their_present_names(db: sqlite3.Connect
     assert (left.pod, left.nodes, left.left) == ("pod-b", ("/dev/dfl-port.7",), True)
 
 
-@pytest.mark.parametrize("kind", ["claims", "loans", "unreconciled"])
+@pytest.mark.parametrize("kind", ["claims", "loans"])
 def test_a_journal_of_today_has_no_rows_of_schema_3(db: sqlite3.Connection, kind: str) -> None:
     rows.prepare(db)
     db.execute("INSERT INTO journal VALUES (?, ?, 'true')", (kind, CARD.id))

@@ -18,7 +18,7 @@ import ledger_world
 import pytest
 import structlog
 from doubles.cards import BLANK, REGIONS, WHOLE
-from ledger_support import MemoryJournal, former
+from ledger_support import MemoryJournal, doubt_owners, former
 from ledger_world import Images, Job, Plugin, Pod, Rack, env_for, make_boards
 from repository import ROOT
 
@@ -183,6 +183,7 @@ class Replay:
     def crash(self) -> None:
         self.plugin.end()
         self.calls.clear()
+        doubt_owners(self.journal)  # the model has no other life
         self.begin()
 
     # ------------------------------------------------------------ containers

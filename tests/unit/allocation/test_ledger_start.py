@@ -41,33 +41,13 @@ def test_a_region_without_a_blank_is_offered_unless_a_blank_is_required(
     assert ledger.obstacles.first(R0, Stops.OFFER) is None
 
 
-@pytest.mark.parametrize(
-    ("journalled", "now", "unknown"),
-    [
-        ("", "", ""),
-        ("", "DRA served last", "DRA served last"),
-        ("rows were lost", "", "rows were lost"),
-        ("rows were lost", "DRA served last", "rows were lost"),
-    ],
-)
-def test_that_claims_may_have_devices_is_taken_from_the_journal_before_the_start(
-    journalled: str, now: str, unknown: str
-) -> None:
-    """It holds until kubelet's record of claims was read, however often the plugin starts."""
-    facts = {Fact.BOOT: "boot"} | ({Fact.RESOURCE_CLAIMS: journalled} if journalled else {})
-    ledger, journal = begin(Change(facts=facts), resource_claims_unknown=now)
-    assert ledger.resource_claims_unknown == unknown
-    assert journal.snapshot.facts.get(Fact.RESOURCE_CLAIMS, "") == unknown
-    assert journal.writes == (now == unknown != ""), "what the journal says is not written again"
-
-
 @pytest.mark.parametrize("unknown", ["", "rows were lost"])
 def test_a_journal_that_has_every_owner_is_believed_unless_claims_may_have_devices(
     unknown: str,
 ) -> None:
     _, journal = make_ledger(CARD)
     journal.snapshot.facts[Fact.RESOURCE_CLAIMS] = unknown
-    ledger, _ = begin(journal.snapshot, owners_known=True)
+    ledger, _ = begin(journal.snapshot)
     assert ledger.unreconciled == ({CARD.id} if unknown else set())
 
 

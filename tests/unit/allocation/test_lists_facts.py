@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
-from ledger_support import MemoryJournal, found, make_ledger, make_lists, scrub, shown
+from ledger_support import MemoryJournal, doubt_owners, found, make_ledger, make_lists, scrub, shown
 
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.journal.records import Change
@@ -154,6 +154,7 @@ def test_of_a_card_that_went_no_device_stays_on_a_list(ledger: Ledger, lists: De
 def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
     """Kubelet's records may name an owner that the journal lost (invariant 1)."""
     _, journal = make_ledger(CARD)
+    doubt_owners(journal)
     again = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     again.hardware.card_found(CARD, dict.fromkeys((R0, R1), None), None)
     scrub(again, CARD)

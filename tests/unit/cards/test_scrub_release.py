@@ -289,11 +289,8 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
 
 
 def unreconcile(world: World) -> None:
-    """A region comes that was not seen before."""
-    ledger, card = world.ledger, world.board.card
-    ledger.hardware._seen.discard(world.r1)
-    world.plugin.call(lambda: ledger.hardware.card_found(card, {world.r1: BLANK}, BLANK))
-    assert ledger.unreconciled == {card.id}
+    """Kubelet's records name somebody who cannot be an owner."""
+    world.plugin.call(lambda: world.ledger.keep_back([world.board.card.id]))
 
 
 def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make) -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from doubles.cards import BLANK, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOLE
 from ledger_scene import Scene, scenes
+from ledger_support import doubt_owners
 from ledger_world import AFUS, FACTORY, Checkpoint, Hand, Plugin, env_for
 
 from fpga_plugin.allocation.journal.records import Condition, Ownership
@@ -112,6 +113,7 @@ def test_a_card_is_not_handed_over_with_its_memory_before_it_is_known_who_is_on_
     board.memory.add("what the tenant left")
     pod = scene.admit(board.card.id)
     scene.plugin.end()  # a new life of the process, which has not read kubelet's records
+    doubt_owners(scene.journal)
     scene.plugin = Plugin(
         scene.rack, scene.pods, scene.images, scene.journal, scrub=ScrubPolicy.REQUIRED
     )

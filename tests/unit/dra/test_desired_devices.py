@@ -9,7 +9,7 @@ from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
 from doubles.slices import Effect, Slice, Taint
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
+from ledger_support import MemoryJournal, doubt_owners, found, make_ledger, reopened, scrub, start
 from test_dra_steps import POD, owner
 
 from fpga_plugin.allocation.journal.records import CLEAN, Condition
@@ -377,6 +377,7 @@ def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
 
 
 def reopened_unreconciled(journal: MemoryJournal):
+    doubt_owners(journal)
     ledger = reopened(journal)
     ledger.hardware.card_found(CARD, {R0: AFU, R1: AFU}, None)
     scrub(ledger, CARD)
