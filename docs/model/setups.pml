@@ -9,7 +9,8 @@
  * claims), GIVEN (grants). Bugs: BUG_MARKER (it says which API served last, and forgets what the one before left),
  * BUG_BELIEVED (a directory that was put back is believed), BUG_UNREAD (a record that
  * cannot be read is empty), BUG_DIED (a life of DRA that lost its journal, and died before it read the record of claims,
- * leaves nothing).
+ * leaves nothing), BUG_FORGOTTEN (a life that died before it read kubelet's records leaves a journal that the next one
+ * takes for complete).
  */
 #ifndef LIVES
 #define LIVES 4
@@ -39,6 +40,7 @@ typedef Journal {
   bit left[2];     /* by kubelet's word they are done with it */
   bit clean;
   bit unknown;     /* claims may have it, though the journal has none */
+  bit unasked;     /* kubelet's records may name an owner that the journal lacks */
 }
 
 Journal mem;        /* of the life that runs */
@@ -60,6 +62,7 @@ byte lives = 0, changes = 0, forced = 0, wipes = 0, given = 0;
 
 inline copied(to, from) {
   to.there = from.there; to.owner = from.owner; to.clean = from.clean; to.unknown = from.unknown;
+  to.unasked = from.unasked;
   to.tenant[0] = from.tenant[0]; to.tenant[1] = from.tenant[1];
   to.left[0] = from.left[0]; to.left[1] = from.left[1]
 }
@@ -67,11 +70,11 @@ inline copied(to, from) {
 inline written() { mem.there = 1; copied(kept[dir], mem) }
 
 inline emptied(j) {
-  j.there = 0; j.owner = NOBODY; j.clean = 0; j.unknown = 0;
+  j.there = 0; j.owner = NOBODY; j.clean = 0; j.unknown = 0; j.unasked = 0;
   j.tenant[0] = 0; j.tenant[1] = 0; j.left[0] = 0; j.left[1] = 0
 }
 
-/* A life begins: allocation/journal/journal.py (_doubt), allocation/journal/doubt.py, plugin.py (_lost_claims, _served_last). */
+/* A life begins: allocation/journal/journal.py (_doubt), allocation/journal/doubt.py, allocation/journal/marker.py. */
 inline starts(a) {
   api = a;
   copied(mem, kept[dir]);
@@ -92,7 +95,15 @@ inline starts(a) {
      fi
   :: else
   fi;
+#ifdef BUG_FORGOTTEN
   reconciled = !doubt && served == api && lives > 0 && !mem.unknown;
+#else
+  if
+  :: doubt || served != api || lives == 0 -> mem.unasked = 1
+  :: else
+  fi;
+  reconciled = !mem.unasked && !mem.unknown;
+#endif
 #ifdef BUG_MARKER
   claims = 0;
 #else
@@ -137,11 +148,12 @@ inline reads() {
      fi
 #endif
   fi;
-  written();
   synced = 1;
   /* Who is named and could not be adopted keeps the region back. */
   reconciled = (!record[PODS] || mem.owner == PODS) &&
-               (!record[CLAIMS] || mem.owner == CLAIMS || (api == PODS && !seen))
+               (!record[CLAIMS] || mem.owner == CLAIMS || (api == PODS && !seen));
+  mem.unasked = !reconciled || mem.unknown;
+  written()
 }
 
 #define LIVES_ON(who) (mem.tenant[who] && (!mem.left[who] || runs[who]))
@@ -149,8 +161,12 @@ inline reads() {
 inline grants(who) {
   assert(!runs[PODS] && !runs[CLAIMS]);  /* 1 */
   assert(!has[1 - who]);                 /* 1 */
+  if
+  :: !mem.clean -> dirty = 0             /* PreStart scrubs it: nobody but its owner may use it */
+  :: else
+  fi;
   assert(!dirty);                        /* 2 */
-  mem.owner = who; mem.tenant[who] = 1; mem.left[who] = 0;
+  mem.clean = 0; mem.owner = who; mem.tenant[who] = 1; mem.left[who] = 0;
   written();
   has[who] = 1; record[who] = 1; given++
 }
@@ -183,7 +199,7 @@ end:
        assert(!has[PODS] && !has[CLAIMS]);       /* 3 */
        mem.clean = 1; mem.tenant[0] = 0; mem.tenant[1] = 0; mem.left[0] = 0; mem.left[1] = 0;
        dirty = 0; written() }
-  :: d_step { up && reconciled && mem.owner == NOBODY && mem.clean && !mem.unknown && given < GIVEN &&
+  :: d_step { up && reconciled && mem.owner == NOBODY && !mem.unknown && given < GIVEN &&
               !mem.tenant[PODS] && !mem.tenant[CLAIMS] && !has[api] -> printf("grants\n"); grants(api) }
 
   /* Kubelet and the pods. A container starts whenever kubelet means its pod to have the region, again too. */

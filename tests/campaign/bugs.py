@@ -194,9 +194,9 @@ BUGS = {
         apis="both",
     ),
     "f1-lost-claims-are-nobodys": Bug(
-        "plugin.py",
-        '    return f"DRA served this node, and the journal is in doubt ({journal.doubt})"\n',
-        '    return ""\n',
+        "allocation/journal/doubt.py",
+        "    if claims:\n",
+        "    if claims and not why:\n",
         "12379",
         apis="both",
         weather="journal lost",
