@@ -206,7 +206,7 @@ def test_a_region_is_not_given_out_while_its_last_owner_runs():
         node.kubelet.checkpoint()
         node.kubelet.deallocate(P0, resource=ALVEO_REGIONS)
         node.plugin.until_logged("scrub waits", region=P0)
-        assert node.kubelet.listed(ALVEO_REGIONS) == {P0: UNHEALTHY}
+        node.kubelet.until(ALVEO_REGIONS, {P0: UNHEALTHY})
         assert node.alveo()["afu_id"] == VADD
         cgroups.set("uid-1")
         node.kubelet.until(ALVEO_REGIONS, {P0: HEALTHY})
