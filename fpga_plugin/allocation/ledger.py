@@ -24,6 +24,7 @@ from fpga_plugin.allocation.device_plugin_steps import DevicePluginSteps
 from fpga_plugin.allocation.dra_steps import DraSteps
 from fpga_plugin.allocation.exposure import ExposurePolicy
 from fpga_plugin.allocation.hardware_steps import HardwareSteps
+from fpga_plugin.allocation.journal.doubt import unasked
 from fpga_plugin.allocation.journal.journal import JournalWriter
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
@@ -32,7 +33,7 @@ from fpga_plugin.allocation.journal.records import (
     Fact,
     RegionRecord,
 )
-from fpga_plugin.allocation.names import card_of, is_shells
+from fpga_plugin.allocation.names import is_shells
 from fpga_plugin.allocation.naming import Naming
 from fpga_plugin.allocation.obstacles import Obstacles
 from fpga_plugin.allocation.state import State
@@ -102,7 +103,7 @@ class Ledger(State):
         self.inherited = set(self.allocations)
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases, shells=shells)
         if self.resource_claims_unknown:
-            self.unreconciled |= {card_of(each) for each in (*self.regions, *self.allocations)}
+            self.unreconciled |= unasked(snapshot).unreconciled.keys()
         self.hardware = HardwareSteps(self, self.naming)
 
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool, shells: bool) -> None:

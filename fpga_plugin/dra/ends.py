@@ -114,7 +114,8 @@ class ClaimEnds:
         }
         if any(one.kind in lasting for one in self._ledger.obstacles.of(region)):
             return False
-        card = self._ledger.cards.get(card_of(DeviceId(region)))
-        # The reason may be an earlier life's, which had no blank, or could not read it.
-        without = card is not None and self._blanks.missing(card)
-        return not (without and record.reason.startswith(NO_BLANK))
+        if not record.reason.startswith(NO_BLANK):
+            return True
+        # That may be an earlier life's reason, which had no blank, or could not read it.
+        card = self._ledger.cards.get(card_of(region))
+        return card is None or not self._blanks.missing(card)

@@ -173,7 +173,7 @@ class Owners:
                 log.warning("allocation not adopted", card=card, error=problem)
         try:
             ledger.keep_back(problems)
-        finally:  # whoever hears of a change may call `card_changed`
+        finally:  # afterwards: the change is told to listeners, and one calls `card_changed`
             self._not_adopted = problems
         self._look_for_foreign(checkpoint)
 

@@ -1202,6 +1202,7 @@ def test_until_kubelets_records_were_adopted_owners_that_the_journal_lacks_are_e
     ledger.device_plugin.adopt(REGIONS, P0, PodUid("pod-a"), {})
     assert ledger.unreconciled == {CARD.id}
     ledger.reconciled([CARD.id])
+    assert not ledger.unreconciled
     journal.close()
     journal = Journal(path)
     assert not opened(journal).unreconciled, "this journal served last, and asked"

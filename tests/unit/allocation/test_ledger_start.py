@@ -6,6 +6,7 @@ import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, scrub
 
+from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Stops
@@ -39,6 +40,26 @@ def test_a_region_without_a_blank_is_offered_unless_a_blank_is_required(
     ledger.work.working([R0])
     ledger.work.clean(R0, BLANK, blank=True)
     assert ledger.obstacles.first(R0, Stops.OFFER) is None
+
+
+@pytest.mark.parametrize(
+    ("journalled", "claims", "unknown"),
+    [
+        ("", False, ""),
+        ("", True, "DRA served this node, and the journal is in doubt (so)"),
+        ("rows were lost", False, "rows were lost"),
+        ("rows were lost", True, "rows were lost"),
+    ],
+)
+def test_that_claims_may_have_devices_is_taken_from_the_journal_before_the_start(
+    journalled: str, unknown: str, *, claims: bool
+) -> None:
+    """It holds until kubelet's record of claims was read, however often the plugin starts."""
+    facts = {Fact.BOOT: "boot"} | ({Fact.RESOURCE_CLAIMS: journalled} if journalled else {})
+    ledger, journal = begin(doubted(Change(facts=facts), "so", claims=claims))
+    assert ledger.resource_claims_unknown == unknown
+    assert journal.snapshot.facts.get(Fact.RESOURCE_CLAIMS, "") == unknown
+    assert journal.writes == 0, "what the journal says is not written again"
 
 
 @pytest.mark.parametrize("unknown", ["", "rows were lost"])

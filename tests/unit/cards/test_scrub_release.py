@@ -290,7 +290,9 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
 
 def unreconcile(world: World) -> None:
     """Kubelet's records name somebody who cannot be an owner."""
-    world.plugin.call(lambda: world.ledger.keep_back([world.board.card.id]))
+    ledger, card = world.ledger, world.board.card
+    world.plugin.call(lambda: ledger.keep_back([card.id]))
+    assert ledger.unreconciled == {card.id}
 
 
 def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make) -> None:

@@ -142,12 +142,16 @@ class ClaimScene(Scene):
         self.lifecycle._claims = self.reconciler._claims = server
         self.lifecycle._permission = permission
 
-    def restart(self) -> None:
-        """Another run of the plugin, as far as kubelet's record is not asked for."""
+    def live_again(self) -> None:
+        """Another run of the plugin, before it has found kubelet."""
         self.plugin.end()
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
+
+    def restart(self) -> None:
+        """Another run of the plugin, as far as kubelet's record is not asked for."""
+        self.live_again()
         self.plugin.kubelet_begins("life 1")
         self.plugin.kubelet_answers()
         self.plugin.work()
@@ -1242,10 +1246,7 @@ def test_what_an_earlier_run_had_no_blank_for_is_scrubbed_before_the_answer(
     scene.plugin.work()
     assert "no-blank-image" in scene.ledger.record(region).reason
     scene.images.has_blank = True
-    scene.plugin.end()
-    scene.live()
-    scene.plugin.begin(scene.plugin.hardware.scan())
-    scene.plugin.work()
+    scene.live_again()
     task = scene.unprepare()
     scene.plugin.work()
     assert not task.done()

@@ -70,10 +70,7 @@ class RecordScene(ClaimScene):
 
     def restart(self) -> None:
         """Another run of the plugin, up to where kubelet's record is about to be read."""
-        self.plugin.end()
-        self.live()
-        self.plugin.begin(self.plugin.hardware.scan())
-        self.plugin.work()
+        self.live_again()
         self.plugin.kubelet_begins("life 1")
         self.plugin.work()
 
@@ -502,6 +499,7 @@ def test_the_end_of_a_claim_that_the_journal_has_begins_before_kubelets_record_i
     scene.prepared()
     doubt_owners(scene.journal)
     scene.restart()
+    assert card_of(one) in scene.ledger.unreconciled
     task = scene.unprepare(A)
     scene.plugin.work()
     assert scene.ledger.claim_owners[A].ended, "a plugin that dies here knows it at its next start"
