@@ -192,7 +192,8 @@ class DraSteps:
     def adopt_claim(self, owner: ClaimOwner, pods: Collection[PodUid]) -> tuple[Allocation, ...]:
         """Adopt a claim that kubelet's record shows and the journal lacks: pods may run with it.
 
-        If the journal has the claim but lost some of its devices, only those are adopted.
+        If the ledger has the claim, only those of its devices that it lacks are adopted. Further
+        pods may start with all of them, as the claim's file stays.
 
         Raises:
             FpgaPluginError: it conflicts with what the ledger knows.
@@ -203,7 +204,9 @@ class DraSteps:
         allocations = []
         for device in owner.devices:
             other = self._state.claim_owner_of(device)
-            if device in self._state.allocations and other and other.uid == owner.uid:
+            present = self._state.allocations.get(device)
+            if present is not None and other is not None and other.uid == owner.uid:
+                step.change.allocations[device] = replace(present, missed_prestart=True)
                 continue
             resource = self._naming.device_resource(device)
             if resource is None:
@@ -222,21 +225,22 @@ class DraSteps:
         if self._state.resource_claims_unknown:
             self._state.commit(Change(facts={Fact.RESOURCE_CLAIMS: ""}))
 
-    def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
-        """Add pods that use a claim, besides those already known.
+    def join(self, pods: Mapping[ClaimUid, Collection[PodUid]]) -> None:
+        """Add pods that use claims in force, besides those already known.
 
         Their containers start only with a prepared claim. Whether an adopted claim was prepared is
         unknown.
         """
         step = Step(self._state)
-        for allocation in self._allocations_of(uid):
-            users = self._state.tenancies.users(allocation)
-            there = {one.pod for one in users if not one.left}
-            used = allocation.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
-            step.begin(allocation, [pod for pod in pods if pod not in there], used=used)
-            # A pod that returns had it before, prepared or not.
-            again = (step.change.tenancies.get(one.key) for one in users if one.used)
-            step.use([one for one in again if one is not None])
+        for uid, of_claim in pods.items():
+            for allocation in self._allocations_of(uid):
+                users = self._state.tenancies.users(allocation)
+                there = {one.pod for one in users if not one.left}
+                used = allocation.missed_prestart or self.is_prepared(self._state.claim_owners[uid])
+                step.begin(allocation, [pod for pod in of_claim if pod not in there], used=used)
+                # A pod that returns had it before, prepared or not.
+                again = (step.change.tenancies.get(one.key) for one in users if one.used)
+                step.use([one for one in again if one is not None])
         step.commit()
 
     def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:

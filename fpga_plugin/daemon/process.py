@@ -52,14 +52,14 @@ KEEP_SECONDS = 30.0
 """How often an idle plugin looks whether its journal is still there, and how long its log is."""
 
 
-def _open_journal(settings: Settings) -> Journal:
+def _open_journal(settings: Settings, boot_id: str) -> Journal:
     """The journal, in a directory that can be relied on; says what was lost of it.
 
     Raises:
         FpgaPluginError: the directory or the journal cannot be used.
     """
     check_state_dir(settings)
-    now = Served(settings.mode.value, settings.state_dir)
+    now = Served(settings.mode.value, settings.state_dir, boot=boot_id)
     marker = Marker(os.path.join(settings.kubelet_dir, LOCK_DIRECTORY, MARKER_FILE), now)
     journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE), marker)
     if journal.doubt:
@@ -127,8 +127,9 @@ class Daemon:
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
         self.context.phase = "starting"
         self._status.locked()
-        journal = self._journal = _open_journal(settings)
         hardware = open_hardware(settings, owner=True)
+        boot_id = hardware.backend.boot_id()
+        journal = self._journal = _open_journal(settings, boot_id)
         # Events first: what changes during the scan is scanned again. Their large buffer takes a
         # capability, and libudev is found by running ldconfig. Then nothing more is opened that a
         # confined process may not open; and no thread was made yet, which would not be confined.
@@ -149,7 +150,6 @@ class Daemon:
                     if one
                 },
             )
-        boot_id = await asyncio.to_thread(hardware.backend.boot_id)
         ledger = open_ledger(settings, journal, boot_id)
         node = open_node(
             settings,

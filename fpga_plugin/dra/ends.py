@@ -58,9 +58,14 @@ class ClaimEnds:
         """End a claim: no container starts with it any more, and its regions await a scrub.
 
         Raises:
-            FpgaPluginError: the journal cannot be written, or the claim's file not be removed.
+            FpgaPluginError: the journal cannot be written, the claim's file not be removed, or
+                kubelet's record not be read.
         """
         self.ending(uid)
+        owner = self._ledger.claim_owners.get(uid)
+        if owner is not None and not owner.ended:
+            await self._files.withhold(owner)
+            self.ending(uid)  # what began in the meantime, too
         owner = self._ledger.claim_owners.get(uid)
         if owner is None:
             if uid in self.recorded:

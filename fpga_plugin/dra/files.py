@@ -14,7 +14,7 @@ ledger says: an outdated file would let containers start with another claim's re
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -44,11 +44,14 @@ class ClaimFiles:
 
     Attributes:
         cdi: the same; it blocks.
+        learn: learns of the pods that kubelet's record names: further pods of a prepared claim
+            start without a call.
     """
 
     def __init__(self, ledger: Ledger, cdi: CdiFiles) -> None:
         self._ledger = ledger
         self.cdi = cdi
+        self.learn: Callable[[], Awaitable[None]] = _nothing
         self._missing = set(ledger.claim_owners)
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
@@ -138,18 +141,13 @@ class ClaimFiles:
 
     async def _dropped(self, stale: ClaimOwner) -> bool:
         """Remove a file; returns whether its claim needs one again."""
-        ledger, uid = self._ledger, stale.uid
-        await self.remove(uid, stale)
-        self._missing.discard(uid)
-        after = ledger.claim_owners.get(uid)
-        if after is None or not ledger.dra.is_prepared(after):
+        if (after := await self.withhold(stale)) is None:
             return False
-        why = ledger.dra.preparation_error(after)
+        why = self._ledger.dra.preparation_error(after)
         if why and self._is_there(after):
             self._withdrawn(after, why)
             return False
-        self._missing.add(uid)  # what was not seen yet in this life may be as it was
-        return not why
+        return not why  # what was not seen yet in this life may be as it was
 
     def _is_there(self, owner: ClaimOwner) -> bool:
         try:
@@ -174,10 +172,28 @@ class ClaimFiles:
         Raises:
             FpgaPluginError: the file cannot be removed, or the journal not be written.
         """
-        await self.remove(owner.uid, owner)
-        after = self._ledger.claim_owners.get(owner.uid)
-        if after is not None and self._ledger.dra.is_prepared(after):
+        if (after := await self.withhold(owner)) is not None:
             self._withdrawn(after, why)
+
+    async def withhold(self, owner: ClaimOwner) -> ClaimOwner | None:
+        """Let no further container start with a claim, and learn of the pods whose containers did.
+
+        In this order: a pod that starts with the file is in kubelet's record before. Returns the
+        claim if it is prepared.
+
+        Raises:
+            FpgaPluginError: the file may still be there, the record cannot be read, or what it says
+                not be written.
+        """
+        uid, ledger = owner.uid, self._ledger
+        await self.remove(uid, owner)
+        self._missing.add(uid)
+        await self.learn()
+        after = ledger.claim_owners.get(uid)
+        if after is not None and ledger.dra.is_prepared(after):
+            return after
+        self._missing.discard(uid)
+        return None
 
     def _withdrawn(self, owner: ClaimOwner, why: str) -> None:
         self._ledger.dra.unprepared(owner.uid)
@@ -189,3 +205,7 @@ class ClaimFiles:
             reason=why,
             hint="no container starts with what it had: delete the pods that use it",
         )
+
+
+async def _nothing() -> None:
+    """Until somebody can read kubelet's record."""

@@ -186,6 +186,7 @@ class ClaimLifecycle:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
         self._ends.calls[ref.uid] += 1
+        self._ends.over.discard(ref.uid)
         joined = True
         while joined:
             # An earlier call's work may have read the claim before it was allocated again.
@@ -263,7 +264,7 @@ class ClaimLifecycle:
         # The same for the next pod of a prepared claim: it may not be what the first one got.
         await work.still(self._withdraw_unless(claim, lambda had: had.prepared == asked))
         # Of pods that came without a call kubelet's record may not have been read yet.
-        ledger.dra.join(ref.uid, claim.users)
+        ledger.dra.join({ref.uid: claim.users})
         if self._stands(ref.uid):
             return
         await work.still(self._check_users(ref))
@@ -271,7 +272,8 @@ class ClaimLifecycle:
         plan = Plan(ledger.lease(owner.devices), None, targets, ledger.kubelet_instance)
         records = await self._preparer.prepare(plan)
         permitted = partial(self._check_policy, claim, requests)
-        observed = await last_look(self._permission, self._preparer, plan, permitted)
+        look = last_look(self._permission, self._preparer, plan, permitted)
+        observed = await work.still(look)
         self._preparer.check_result(plan, records, observed)
         ledger.dra.prepared(ref.uid, asked)
         log.info(
@@ -356,7 +358,7 @@ class ClaimLifecycle:
         if not self._ledger.dra.left_behind(uid, now):
             return
         # One that was adopted has its file still.
-        await self._files.remove(uid, self._ledger.claim_owners[uid])
+        await self._files.withhold(self._ledger.claim_owners[uid])
         await work.still(self._check_users(ref))
         left = self._ledger.dra.left_behind(uid, now)
         for card in self._ledger.dra.leave(uid, now):

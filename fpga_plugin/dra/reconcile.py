@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -102,6 +103,7 @@ class ClaimReconciler:
         self.problem = ""
         self._watcher = Watcher(self, name="dra-record", local=True)
         ends.doubted = lambda _: self._wake.set()
+        files.learn = self.learn
         self._unsubscribe = self._ledger.subscribe(self._card_changed)
 
     def look(self, look: Look) -> None:
@@ -133,7 +135,7 @@ class ClaimReconciler:
             self._wake.set()
 
     async def run(self) -> None:
-        """Run until cancelled; with the device plugin API until no claim has a device."""
+        """Run until cancelled; with the device plugin API until no claim can have a device."""
         serves = self._claims is not None
         if serves:
             self._watcher.start()
@@ -142,7 +144,8 @@ class ClaimReconciler:
             while True:
                 self._wake.clear()
                 read = await self.reconcile()
-                if not serves and read and not self._ledger.claim_owners:
+                left = self._ledger.claim_owners or self._ledger.resource_claims_unknown
+                if not serves and read and not left:
                     return
                 waits = self._waits or not read or not serves
                 with suppress(TimeoutError):
@@ -155,8 +158,10 @@ class ClaimReconciler:
     async def reconcile(self) -> bool:
         """Look at the record once; returns whether it could be read."""
         before, calls = set(self._ledger.claim_owners), self._ends.calls.copy()
+        seen = set(self._ledger.cards)
         try:
             self._ends.recorded = record = await self._read()
+            self._join(record)
             gone = await asyncio.to_thread(
                 known_gone,
                 self._operations.cgroups,
@@ -166,7 +171,7 @@ class ClaimReconciler:
                 self.problem = self._leftovers.problem
                 return False
             stale = {uid for uid, one in record.items() if one.pods and one.pods <= gone}
-            self._adopt(record, stale - self._ledger.claim_owners.keys())
+            self._adopt(record, stale - self._ledger.claim_owners.keys(), seen)
         except FpgaPluginError as error:
             self._report(error)
             return False
@@ -224,11 +229,28 @@ class ClaimReconciler:
 
         return await asyncio.to_thread(read_record, self._root, ours)
 
-    def _adopt(self, record: Mapping[ClaimUid, RecordedClaim], stale: set[ClaimUid]) -> None:
-        """Learn of pods, and of claims that the journal lost.
+    async def learn(self) -> None:
+        """Learn of the pods that kubelet's record names by now.
+
+        Raises:
+            FpgaPluginError: it cannot be read, or what it says not be written.
+        """
+        self._join(await self._read())
+
+    def _join(self, record: Mapping[ClaimUid, RecordedClaim]) -> None:
+        self._ledger.dra.join({uid: one.pods for uid, one in record.items()})
+
+    def _adopt(
+        self,
+        record: Mapping[ClaimUid, RecordedClaim],
+        stale: set[ClaimUid],
+        seen: Collection[CardId],
+    ) -> None:
+        """Learn of claims that the journal lost.
 
         `stale`: those whose pods are gone. With the device plugin API they count, if nobody else
-        has their devices by now: a further pod of theirs would start without any call.
+        has their devices by now: a further pod of theirs would start without any call. `seen`:
+        cards that were there before the record was read; of others it was not asked.
 
         Raises:
             JournalError: it cannot be written down.
@@ -254,13 +276,13 @@ class ClaimReconciler:
             if any(name.startswith(device_name(DeviceId(card))) for name in refused)
         }
         ledger.keep_back(back)
-        cards = (ledger.unreconciled & self._leftovers.settled) - back
+        cards = (ledger.unreconciled & self._leftovers.settled).intersection(seen) - back
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)
 
     def _learn(self, one: RecordedClaim) -> set[str]:
-        """Learn of a claim and its pods; returns the names of devices that cannot be adopted.
+        """Learn of a claim; returns the names of devices that cannot be adopted.
 
         Raises:
             JournalError: it cannot be written down.
@@ -271,9 +293,8 @@ class ClaimReconciler:
             return set()
         names = {*one.devices}
         if owner is not None:
-            ledger.dra.join(one.uid, one.pods)
-            # Devices that a damaged journal lost: an owner and its allocations are written as one.
-            names = {device_name(d) for d in owner.devices if d not in ledger.allocations}
+            owner = self._grown(owner, one)
+            names = {device_name(each) for each in owner.devices if not self._has(owner, each)}
         if not names:
             return set()  # all of it is known, or it is only about to be prepared
         try:
@@ -285,6 +306,25 @@ class ClaimReconciler:
             return names
         log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         return set()
+
+    def _grown(self, owner: ClaimOwner, one: RecordedClaim) -> ClaimOwner:
+        """A claim with what the record has of it on cards that were not compared yet.
+
+        The journal may be older. Of other cards it is the journal that is newer.
+        """
+        more = {
+            device: names
+            for name, names in one.devices.items()
+            for device in devices_of([name])
+            if device not in owner.devices and card_of(device) in self._ledger.unreconciled
+        }
+        devices = (*owner.devices, *sorted(more))
+        return replace(owner, devices=devices, requests={**owner.requests, **more})
+
+    def _has(self, owner: ClaimOwner, device: DeviceId) -> bool:
+        """Whether the ledger has a device as the claim's; a damaged journal loses rows."""
+        has = self._ledger.claim_owner_of(device)
+        return device in self._ledger.allocations and has is not None and has.uid == owner.uid
 
     def _holder(self, one: RecordedClaim) -> ClaimOwner:
         """A claim as the record has it.
@@ -341,9 +381,8 @@ class ClaimReconciler:
             if not await self._is_over(owner, calls):
                 self._waits = True
                 return
-            await self._files.remove(uid, owner)
-            log.warning("claim ended without a call", **ClaimRef.of(owner).logged)
             await self._ends.end(uid)
+            log.warning("claim ended without a call", **ClaimRef.of(owner).logged)
         self._waits |= not await self._ends.forget(uid)
 
     async def _is_over(self, owner: ClaimOwner, calls: int) -> bool:
@@ -365,7 +404,7 @@ class ClaimReconciler:
                 return False
             else:
                 if claim.pods or claim.others:
-                    ledger.dra.join(uid, claim.pods)
+                    ledger.dra.join({uid: claim.pods})
                     if not claim.others:
                         await self._part(uid, claim.users, calls)
                     return False

@@ -150,7 +150,7 @@ BUGS = {
         "        self.begin(allocation, (), used=used)\n",
         "47",
         apis="dra",
-        also=(("allocation/dra_steps.py", "[pod for pod in pods if pod not in there]", "()"),),
+        also=(("allocation/dra_steps.py", "[pod for pod in of_claim if pod not in there]", "()"),),
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/lifecycle.py",

@@ -3,11 +3,12 @@
 In doubt is one that is damaged (SQLite has no checksums, so a damaged disk may turn one row into
 another), that lacks transactions, or that another run of the plugin wrote than the last one, or
 another version: `journal` finds that out. The rule is one for all of them. What gives
-trust is dropped: no region is clean or programmed, nothing is prepared, no allocation counts as
-unused nor as one whose containers have all stopped, and any region may hold an owner's image. What
-takes trust away or something from others stays as far as it can be read: allocations and
-ResourceClaims, tenancies, faults, drained cards, pending memory clears, names. Kubelet's records
-may name owners that it lacks.
+trust is dropped: no region is clean or programmed, nothing is prepared, no claim has ended, no
+allocation counts as unused nor as one whose containers have all stopped, and any region may hold an
+owner's image. So is what is only true of the run that wrote it: the boot, and which of a pod's
+cgroups is meant. What takes trust away or something from others stays as far as it can be read:
+allocations and ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
+Kubelet's records may name owners that it lacks.
 """
 
 import itertools
@@ -35,15 +36,20 @@ from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
 
-def doubted(told: Change, why: str, *, claims: bool = False) -> Change:
+def doubted(told: Change, why: str, *, boot: str = "", claims: bool = False) -> Change:
     """What is left of a journal's content.
 
     Args:
         told: what it says.
         why: it is in doubt.
+        boot: in which the plugin served last; empty: it says so itself.
         claims: ResourceClaims may have devices that it lacks.
     """
     facts = told.facts | {Fact.LOST: why}
+    holds = told.debug_holds
+    if boot and facts.get(Fact.BOOT) != boot:
+        # What the plugin did in that boot it did not write here: nothing is as in a boot before it.
+        facts[Fact.BOOT], holds = boot, {}
     if claims:
         facts.setdefault(
             Fact.RESOURCE_CLAIMS, f"DRA served this node, and the journal is in doubt ({why})"
@@ -54,7 +60,8 @@ def doubted(told: Change, why: str, *, claims: bool = False) -> Change:
         for device, allocation in told.allocations.items()
         if allocation is not None and card_of(device) not in both
     ]
-    owners = [owner for owner in told.claim_owners.values() if owner is not None]
+    # One that has ended may be prepared again since; its pods' tenancies stay.
+    owners = [one for one in told.claim_owners.values() if one is not None and not one.ended]
     return replace(
         unasked(told),
         facts=facts,
@@ -63,17 +70,22 @@ def doubted(told: Change, why: str, *, claims: bool = False) -> Change:
         tenancies={one.key: one for one in _tenancies(told, allocations)},
         claim_owners={owner.uid: replace(owner, boot="") for owner in owners},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
+        debug_holds=holds,
     )
 
 
-def unasked(told: Change) -> Change:
+def unasked(told: Change, *, claims: bool = False) -> Change:
     """The same, where another run of the plugin, or another API, may have served since.
 
     No card is given out before it was compared with kubelet's records, however often the plugin
-    starts until then.
+    starts until then. `claims`: it was DRA, which may have ended before it had compared a card with
+    kubelet's record of claims.
     """
     cards = map(card_of, (*told.regions, *told.allocations))
-    return replace(told, unreconciled=told.unreconciled | dict.fromkeys(cards, True))
+    facts = told.facts
+    if claims and told.unreconciled:
+        facts = {Fact.RESOURCE_CLAIMS: "DRA ended before it had read kubelet's record"} | facts
+    return replace(told, facts=facts, unreconciled=told.unreconciled | dict.fromkeys(cards, True))
 
 
 def allocated_twice(devices: Collection[DeviceId]) -> set[CardId]:
@@ -99,7 +111,8 @@ def _tenancies(told: Change, allocations: Sequence[Allocation]) -> Iterator[Tena
     for key, one in told.tenancies.items():
         if one is not None:
             there = (key.region, key.allocation) in granted
-            yield replace(one, used=True, left=one.left or not there)
+            # The pod may run in other cgroups since: its uid tells.
+            yield replace(one, used=True, left=one.left or not there, cgroups=())
     known = {(key.region, key.allocation) for key in told.tenancies}
     for (region, number), allocation in granted.items():
         if (region, number) not in known:

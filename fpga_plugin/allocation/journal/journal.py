@@ -178,9 +178,10 @@ class Journal:
             # Of another id than before: whatever is a copy of it, or was put aside, is told apart.
             identity = uuid.uuid4().hex
         if self.doubt:
-            snapshot = doubted(snapshot, self.doubt, claims=self.marker.may_have_claims)
+            claims = self.marker.may_have_claims
+            snapshot = doubted(snapshot, self.doubt, boot=self.marker.boot, claims=claims)
         elif self.marker.served_otherwise:
-            snapshot = unasked(snapshot)
+            snapshot = unasked(snapshot, claims=self.marker.left_dra)
         # Before the marker says that this journal served last.
         if new or snapshot is not loaded.snapshot:
             copy = new and bool(loaded.snapshot or loaded.left_out)

@@ -44,12 +44,14 @@ class Served:
         journal: the journal's id.
         claims: ResourceClaims may have devices, by this API or an earlier one: their end was not
             seen in the journal.
+        boot: of the node, in which it did; empty: not known.
     """
 
     api: str = ""
     state_dir: str = ""
     journal: str = ""
     claims: bool = False
+    boot: str = ""
 
 
 class Marker:
@@ -77,6 +79,16 @@ class Marker:
     def served_otherwise(self) -> bool:
         """Whether another API served last, or nobody knows what did."""
         return self.last is None or self.last.api != self._now.api
+
+    @property
+    def left_dra(self) -> bool:
+        """Whether DRA served last, and does not now."""
+        return (self.last or Served()).api == ServedApi.DRA.value != self._now.api
+
+    @property
+    def boot(self) -> str:
+        """The boot in which the plugin served last; where nobody knows, this one."""
+        return (self.last or Served()).boot or self._now.boot
 
     @property
     def may_have_claims(self) -> bool:

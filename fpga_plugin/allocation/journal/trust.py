@@ -87,6 +87,6 @@ def _claim_owner(known: "State", taking: Change, owner: ClaimOwner) -> bool:
     if owner.boot or owner.ended:
         return False
     before = known.claim_owners.get(owner.uid)
-    if before is not None and not before.ended:
-        return owner == replace(before, boot="")
+    if before is not None and not before.ended and owner == replace(before, boot=""):
+        return True
     return all(device in taking.allocations for device in owner.devices)

@@ -1,6 +1,7 @@
 """What is believed of a journal in doubt, row by row. The same with files, in test_journal.py."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from doubles.cards import AFU, BLANK, REGIONS, WHOLE, device, make_card
@@ -11,6 +12,7 @@ from fpga_plugin.allocation.journal.records import (
     Allocation,
     Change,
     Condition,
+    DebugHold,
     Fact,
     RegionRecord,
     Tenancy,
@@ -19,6 +21,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 
 CARD = make_card(1)
@@ -33,7 +36,7 @@ def allocation(of: DeviceId, resource: ResourceName = REGIONS, *, number: int = 
     return Allocation(of, resource, grants, pod=OWNER, number=number)
 
 
-def tenancy(region: RegionId, number: int, pod: PodUid | None = OWNER, **how: bool) -> Tenancy:
+def tenancy(region: RegionId, number: int, pod: PodUid | None = OWNER, **how: Any) -> Tenancy:
     return Tenancy(TenancyKey(region, number, pod), (f"/dev/{region}",), **how)
 
 
@@ -89,6 +92,27 @@ def test_a_container_of_any_allocation_may_have_started_and_every_tenancy_be_use
         tenancy(R2, 1, None, used=True, left=True),
         tenancy(R1, 2, used=True),
     )
+
+
+def test_what_is_true_of_the_run_that_wrote_it_alone_is_not_believed() -> None:
+    """A static pod may have come again in another cgroup, and a claim that ended, too."""
+    here = Cgroup("/kubepods", "/kubepods/pod-1", 30, 7)
+    hold = DebugHold(R0, FORMER, "space", "name", (), 60.0)
+    told = Change(
+        facts={Fact.BOOT: "boot 1"},
+        claim_owners={UID: replace(owner(UID, device(OTHER)), ended=True)},
+        tenancies=by_key(tenancy(R0, 1, FORMER, left=True, cgroups=(here,))),
+        debug_holds={R0: hold},
+    )
+    found = doubted(told, "so")
+    assert found.claim_owners == {}
+    assert found.tenancies == by_key(tenancy(R0, 1, FORMER, used=True, left=True))
+    assert (found.facts[Fact.BOOT], found.debug_holds) == ("boot 1", {R0: hold})
+    found = doubted(told, "so", boot="boot 1")
+    assert (found.facts[Fact.BOOT], found.debug_holds) == ("boot 1", {R0: hold})
+    found = doubted(told, "so", boot="boot 2")
+    assert (found.facts[Fact.BOOT], found.debug_holds) == ("boot 2", {})
+    assert doubted(Change(), "so", boot="boot 2").facts[Fact.BOOT] == "boot 2"
 
 
 def test_a_pod_that_left_an_allocation_in_force_has_left_it_in_doubt_too() -> None:

@@ -16,6 +16,7 @@ import structlog
 from doubles import LIMIT
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
+from test_state_unwritten import owner
 
 from fpga_plugin.allocation.journal import rows
 from fpga_plugin.allocation.journal.history import Entry, HistoryEvent, HistoryKind
@@ -1239,6 +1240,68 @@ def test_a_life_that_is_killed_before_it_asks_who_the_owners_are_leaves_that_to_
     assert ledger.unreconciled == ({CARD.id, OTHER.id} if unknown else set())
     assert bool(ledger.resource_claims_unknown) == (doubt and "dra" in {last, now})
     assert life(now).snapshot.unreconciled == dict.fromkeys(ledger.unreconciled, True)
+
+
+@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_dra_had_not_compared_the_device_plugin_api_asks_kubelets_claims_about(
+    path: str, *, compared: bool, killed: bool
+) -> None:
+    """The journal may be a new one on a node where pods have claims."""
+
+    def life(api: str) -> Journal:
+        return Journal(path, Marker(f"{path}.marker", Served(api)))
+
+    journal = life("dra")
+    ledger = opened(journal)
+    ledger.hardware.card_found(CARD, {}, BLANK)
+    if compared:
+        ledger.reconciled([CARD.id])
+    journal.close()
+    for _ in range(2 if killed else 1):
+        journal = life("device-plugin")
+        ledger = opened(journal)
+        journal.close()
+    assert ledger.unreconciled == {CARD.id}
+    assert bool(ledger.resource_claims_unknown) != compared
+    assert bool(opened(life("dra")).resource_claims_unknown) != compared
+
+
+@pytest.mark.parametrize("served", ["boot 1", "boot 2", ""])
+def test_in_which_boot_the_conditions_hold_the_marker_says_where_the_journal_is_in_doubt(
+    path: str, served: str
+) -> None:
+    """A pod may use since this boot what another journal gave it; "": nobody knows when that was.
+
+    If the plugin did not serve in this boot yet, no container of a claim runs.
+    """
+
+    def life(journal: str, boot: str) -> tuple[Journal, Ledger]:
+        marker = Marker(f"{path}.marker", Served("dra", boot=boot))
+        opened_one = Journal(journal, marker)
+        snapshot = opened_one.snapshot
+        ledger = Ledger(prefix=PREFIX, journal=opened_one, snapshot=snapshot, boot_id="boot 2")
+        return opened_one, ledger
+
+    uid = ClaimUid("claim-a")
+    journal = Journal(path, Marker(f"{path}.marker", Served("dra", boot="boot 1")))
+    snapshot = journal.snapshot
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=snapshot, boot_id="boot 1", dra=True)
+    found(ledger, CARD)
+    ledger.reconciled([CARD.id])
+    ledger.dra.take(owner(uid, P0), [PodUid("pod-1")])
+    ledger.dra.prepared(uid, {})
+    journal.close()
+    another, _ = life(f"{path}.other", served)
+    another.close()
+    again, ledger = life(path, "boot 2")
+    assert again.doubt
+    assert ledger.allocations[P0].used == (served != "boot 1")
+    assert [one.used for one in ledger.tenancies.values()] == [served != "boot 1"]
+    again.close()
+    again, ledger = life(path, "boot 2")
+    assert not again.doubt
+    assert ledger.allocations[P0].used == (served != "boot 1"), "however often it starts"
 
 
 def test_a_condition_is_written_before_its_work_begins(path: str) -> None:

@@ -196,7 +196,7 @@ class Unwritten(RuleBasedStateMachine):
         elif what == "unprepared":
             self.attempt(lambda: self.ledger.dra.unprepared(uid))
         elif what == "join":
-            self.attempt(lambda: self.ledger.dra.join(uid, [NEXT]))
+            self.attempt(lambda: self.ledger.dra.join({uid: [NEXT]}))
         elif what == "part":
             self.attempt(lambda: self.ledger.dra.part(uid, [NEXT]))
         else:

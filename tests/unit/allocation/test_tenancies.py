@@ -234,7 +234,7 @@ def test_pods_of_a_shared_allocation_that_are_gone_leave_no_row() -> None:
     rows = []
     for number in range(50):
         pod = PodUid(f"pod-{number + 10}")
-        ledger.dra.join(A, [pod])
+        ledger.dra.join({A: [pod]})
         ledger.dra.part(A, [POD, pod])
         left = [one for one in ledger.dra.tenancies_of_claim(A) if one.left]
         assert all(one.used for one in left)
@@ -248,7 +248,7 @@ def test_pods_of_a_shared_allocation_that_are_gone_leave_no_row() -> None:
 def test_a_pod_that_parted_from_an_allocation_and_runs_on_is_waited_for_at_its_end() -> None:
     ledger, _ = make_ledger(CARD)
     prepare(ledger, CARD, 0)
-    ledger.dra.join(A, [LATER])
+    ledger.dra.join({A: [LATER]})
     ledger.dra.part(A, [POD])
     assert ledger.pods_of([P0]) == {POD}
     ledger.dra.end_claim(A)
@@ -261,7 +261,7 @@ def test_what_was_handed_over_blank_is_dirty_though_all_who_used_it_are_forgotte
     ledger.dra.take(owner(A, P0), [POD])
     ledger.dra.prepared(A, {})
     assert ledger.record(R0).condition is Condition.BLANK
-    ledger.dra.join(A, [LATER])
+    ledger.dra.join({A: [LATER]})
     ledger.dra.part(A, ())
     ledger.work.end_tenancies(ledger.dra.tenancies_of_claim(A))
     assert not ledger.tenancies
@@ -275,9 +275,9 @@ def test_a_pod_that_comes_to_an_allocation_again_used_what_it_used() -> None:
     prepare(ledger, CARD, 0)
     ledger.dra.part(A, ())
     ledger.dra.unprepared(A)
-    ledger.dra.join(A, [POD])
+    ledger.dra.join({A: [POD]})
     assert (only(ledger).used, only(ledger).left) == (True, False)
-    ledger.dra.join(A, [LATER])
+    ledger.dra.join({A: [LATER]})
     assert {one.pod: one.used for one in ledger.tenancies.values()} == {POD: True, LATER: False}
 
 
@@ -350,7 +350,7 @@ def test_the_scrub_of_a_claims_region_ends_the_tenancy_of_a_pod_that_left_it(
     ledger: Ledger,
 ) -> None:
     prepare(ledger, CARD, 0)
-    ledger.dra.join(A, [LATER])
+    ledger.dra.join({A: [LATER]})
     assert all(one.used for one in ledger.tenancies.values())
     ledger.dra.part(A, [LATER])
     scrub(ledger, CARD, 0)

@@ -151,7 +151,7 @@ def test_what_was_adopted_and_has_no_file_gets_none(cdi: Directory):
     """Nobody knows what its region holds: no container starts on it before it is prepared again."""
     ledger, _ = make_ledger(ONE, TWO)
     ledger.dra.adopt_claim(owner(A, device(ONE, 0)), [POD])
-    cdi.begin(ledger, lambda: ledger.dra.join(A, ()))
+    cdi.begin(ledger, lambda: ledger.dra.join({A: ()}))
     assert cdi.shown() == set()
 
 

@@ -74,7 +74,7 @@ def test_a_file_that_is_right_is_not_written_again(scene: ClaimScene) -> None:
     """What the operator adds stays as it was when the claim was prepared."""
     run(scene)
     before = path(scene, A).stat().st_ino, path(scene, B).stat().st_ino
-    scene.plugin.call(lambda: scene.ledger.dra.join(A, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.dra.join({A: ["pod-9"]}))  # type: ignore[list-item]
     scene.plugin.work()
     assert (path(scene, A).stat().st_ino, path(scene, B).stat().st_ino) == before
 
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     pull(scene, A)
     scene.plugin.work()
     assert scene.file(A)
-    scene.plugin.call(lambda: scene.ledger.dra.join(B, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.dra.join({B: ["pod-9"]}))  # type: ignore[list-item]
     scene.plugin.work()
     assert scene.logged.count(words) == 1
     failing[0] = False
@@ -215,5 +215,6 @@ def test_a_claim_that_is_forgotten_while_its_preparation_is_withdrawn_is_nobodys
     scene.plugin.call(lambda: ledger.dra.forget_claim(A))
     removal.run()
     scene.plugin.loop.settle()
+    scene.plugin.work()
     withdrawn.result()
     assert "claim withdrawn" not in scene.logged

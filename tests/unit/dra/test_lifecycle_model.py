@@ -51,7 +51,10 @@ PODS = tuple(itertools.product((1, 2, 3), (1, 2)))
 ASKED = ("Anything._allowed", "Images.load.<locals>.<lambda>")
 """What is asked before a claim gets its devices, and is no step of the model."""
 
-OF_CALLS = ("CdiFiles.write", "CdiFiles.remove", "Server._read", "Anything._allowed")
+WITHHELD = ("CdiFiles.remove", "read_record")
+"""What a preparation, or the end of one, takes back first, and is no step of the model."""
+
+OF_CALLS = (*WITHHELD, "CdiFiles.write", "Server._read", "Anything._allowed")
 """Ends of threads that belong to a claim, and to no card."""
 
 
@@ -303,7 +306,7 @@ class Replay:
             raise AssertionError("it does not read the claim")
         # What it had under an earlier allocation is withdrawn; to let go of it is another step.
         while self.prepared(claim) and (
-            jobs := [one for one in self.jobs(claim) if one.name == "CdiFiles.remove"]
+            jobs := [one for one in self.jobs(claim) if one.name in WITHHELD]
         ):
             self.end_of(jobs[0])
         if claim not in self.allocated and claim in self.calls:
@@ -370,7 +373,14 @@ class Replay:
 
     def step_unprepare(self, claim: int, _: int) -> None:
         self.call(claim, self.lifecycle.unprepare(ClaimRef(uid(claim), "n", f"c{claim}")))
+        while self.in_force(claim):
+            jobs = [one for one in self.jobs(claim) if one.name in WITHHELD and not one.working]
+            self.end_of(jobs[0])
         self.ended(claim)
+
+    def in_force(self, claim: int) -> bool:
+        owner = self.plugin.ledger.claim_owners.get(uid(claim))
+        return owner is not None and not owner.ended
 
     def step_unprepared(self, claim: int, _: int) -> None:
         self.step_unprepared_lost(claim, _)
@@ -386,7 +396,11 @@ class Replay:
         def read(*_: object) -> Mapping[ClaimUid, RecordedClaim]:
             return self.record()
 
-        with mock.patch.object(reconcile, "read_record", read):
+        with (
+            mock.patch.object(reconcile, "read_record", read),
+            # In the model that is a step of its own.
+            mock.patch.object(self.reconciler, "_join", return_value=None),
+        ):
             owner = self.plugin.ledger.claim_owners[uid(claim)]
             self.finish(self.reconciler._end_if_over(owner, self.reconciler._ends.calls[owner.uid]))
         self.ended(claim)
@@ -401,8 +415,11 @@ class Replay:
         pods = {pod for one in record.values() for pod in one.pods}
         gone = known_gone(self.plugin.operations.cgroups, pods)
         stale = {each for each, one in record.items() if one.pods and one.pods <= gone}
+        self.plugin.call(lambda: self.reconciler._join(record))
         self.plugin.call(
-            lambda: self.reconciler._adopt(record, stale - self.plugin.ledger.claim_owners.keys())
+            lambda: self.reconciler._adopt(
+                record, stale - self.plugin.ledger.claim_owners.keys(), [self.card]
+            )
         )
         self.plugin.call(self.plugin.queue.sync)
         for each, one in record.items():

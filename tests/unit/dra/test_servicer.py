@@ -506,7 +506,7 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
             assert words(said) == {dra_name(P0): WELL}
             assert (first.device.pool_name, first.device.device_name) == (POOL, dra_name(P0))
             assert first.health_check_timeout_seconds == servicer.HEALTH_TIMEOUT
-            ledger.dra.join(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
+            ledger.dra.join({ClaimUid(uid(1)): [OTHER_POD]})  # a change of another kind
             for _ in range(20):
                 await asyncio.sleep(0)  # it would be sent by now
             take(ledger, 2, P1)
@@ -591,7 +591,7 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
         async def other_changes() -> None:
             while True:
                 for pod in (OTHER_POD, POD):
-                    api.ledger.dra.join(ClaimUid(uid(1)), [pod])
+                    api.ledger.dra.join({ClaimUid(uid(1)): [pod]})
                     api.ledger.dra.part(ClaimUid(uid(1)), [])
                     await asyncio.sleep(0.01)
 

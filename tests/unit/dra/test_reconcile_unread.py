@@ -1,0 +1,362 @@
+"""Pods that came by kubelet's record alone, and claims that a journal in doubt has otherwise.
+
+A pod of a prepared claim starts without a call, also while no plugin runs. And a journal that was
+put back has claims as they were, not as they are.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from doubles.cards import REGIONS
+from ledger_scene import scenes
+from test_lifecycle import OTHER, A, B
+from test_reconcile_record import DRIVER, RecordScene, name
+
+from fpga_plugin.allocation.journal.doubt import doubted
+from fpga_plugin.allocation.journal.journal import JournalError
+from fpga_plugin.allocation.journal.records import Change, Fact
+from fpga_plugin.allocation.names import card_of
+from fpga_plugin.errors import NoSourceError
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
+from fpga_plugin.kubernetes.names import PodUid
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., RecordScene]]:
+    with scenes(functools.partial(RecordScene, tmp_path)) as make:  # type: ignore[arg-type]
+        yield make  # type: ignore[misc]
+
+
+@pytest.fixture
+def scene(make: Callable[..., RecordScene]) -> RecordScene:
+    return make()
+
+
+def touched(scene: RecordScene, region: RegionId) -> list[str]:
+    return [what for what in scene.rack.done if region in what]
+
+
+def prepared(scene: RecordScene, region: RegionId) -> None:
+    """Claim A, whose pod-1 runs, as kubelet's record has it too."""
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.write({A: (name(region),)}, "pod-1")
+    assert scene.look()
+
+
+def joined(scene: RecordScene, region: RegionId) -> None:
+    """pod-2 has come without a call, and pod-1 has ended."""
+    scene.pod("pod-2")
+    scene.pods[:] = [pod for pod in scene.pods if pod.uid != "pod-1"]
+    scene.write({A: (name(region),)}, "pod-2")
+
+
+def serves_devices(scene: RecordScene) -> None:
+    """From now on the device plugin API serves."""
+    scene.reconciler._claims = scene.reconciler._leftovers = None
+
+
+# ------------------------------------------------------------------ who is not read yet
+
+
+def test_the_end_of_a_claim_first_learns_of_pods_that_came_without_a_call(
+    scene: RecordScene,
+) -> None:
+    """pod-2 is deleted by force, and runs on: kubelet unprepares, and its record still names it."""
+    region = scene.regions[0]
+    prepared(scene, region)
+    joined(scene, region)
+    scene.rack.done.clear()
+    task = scene.unprepare()
+    scene.plugin.work()
+    assert touched(scene, region) == []
+    assert not task.done()
+    scene.pods.clear()
+    scene.pass_time(task.done)
+    task.result()
+    assert touched(scene, region)
+
+
+def test_a_claim_does_not_end_while_its_users_cannot_be_read(scene: RecordScene) -> None:
+    region = scene.regions[0]
+    prepared(scene, region)
+    (scene.folder / FILE_NAME).write_text("{")
+    task = scene.unprepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), NoSourceError)
+    assert not scene.ledger.claim_owners[A].ended
+    assert scene.file() == "", "no further pod starts with it meanwhile"
+    scene.pods.clear()
+    scene.write({A: (name(region),)})
+    task = scene.unprepare()
+    scene.plugin.work()
+    task.result()
+    assert scene.ledger.claim_owners[A].ended
+
+
+@pytest.mark.parametrize("end", ["prepare", "unprepare"])
+def test_a_pod_that_came_while_no_plugin_ran_has_its_region_though_the_preparation_is_withdrawn(
+    scene: RecordScene, end: str
+) -> None:
+    """Its region does not read what the journal has, so the new run withdraws the claim."""
+    region = scene.regions[0]
+    prepared(scene, region)
+    scene.pod("pod-2")
+    scene.write({A: (name(region),)}, "pod-1", "pod-2")
+    scene.rack.slot(region).afu = OTHER
+    scene.live_again()
+    scene.plugin.begin(scene.files.begin())
+    scene.plugin.work()
+    assert "claim withdrawn" in scene.logged
+    scene.plugin.kubelet_begins("life 1")
+    scene.plugin.work()
+    assert scene.look()
+    joined(scene, region)
+    assert scene.look()
+    scene.plugin.work()
+    scene.rack.done.clear()
+    if end == "prepare":  # kubelet restarted, and a further pod comes
+        scene.allocated(A, region, pods=("pod-2", "pod-3"))
+        task = scene.prepare()
+        scene.plugin.work()
+        assert not task.done(), "it waits for pod-2's end"
+    else:
+        scene.unprepare()
+        scene.plugin.work()
+    assert touched(scene, region) == []
+
+
+def test_no_preparation_is_withdrawn_while_its_users_cannot_be_read(scene: RecordScene) -> None:
+    region = scene.regions[0]
+    prepared(scene, region)
+    scene.rack.slot(region).afu = OTHER
+    scene.live_again()
+    (scene.folder / FILE_NAME).write_text("{")
+    scene.plugin.begin(scene.files.begin())
+    scene.plugin.work()
+    assert "claim withdrawn" not in scene.logged
+    assert scene.file() == "", "no further pod starts with it meanwhile"
+    scene.pod("pod-2")
+    scene.write({A: (name(region),)}, "pod-1", "pod-2")
+    scene.plugin.begin(scene.files.begin())
+    scene.plugin.work()
+    assert "claim withdrawn" in scene.logged
+    users = scene.ledger.dra.tenancies_of_claim(A)
+    assert {one.pod for one in users if one.used} == {"pod-1", "pod-2"}
+
+
+def test_pods_are_learnt_of_though_the_checkpoint_cannot_be_read(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = scene.regions[0]
+    prepared(scene, region)
+
+    async def unreadable() -> bool:
+        return False
+
+    monkeypatch.setattr(scene.reconciler._leftovers, "look", unreadable)
+    joined(scene, region)
+    assert not scene.look()
+    assert {one.pod for one in scene.ledger.dra.tenancies_of_claim(A)} == {"pod-1", "pod-2"}
+
+
+def test_pods_of_all_claims_are_learnt_of_though_none_can_be_written(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _, other = scene.regions
+    prepared(scene, one)
+    scene.allocated(B, other)
+    scene.prepared(B)
+    scene.write({A: (name(one),), B: (name(other),)}, "pod-1", "pod-2")
+
+    def full(_: Change) -> None:
+        raise JournalError("the disk is full")
+
+    monkeypatch.setattr(scene.journal, "write", full)
+    assert not scene.look()
+    for claim in (A, B):
+        assert {each.pod for each in scene.ledger.dra.tenancies_of_claim(claim)} == {
+            "pod-1",
+            "pod-2",
+        }
+
+
+def test_a_claim_that_was_ended_and_is_prepared_again_is_in_force(scene: RecordScene) -> None:
+    """Kubelet wrote down neither the end nor that it came again; its pods are learnt of."""
+    region = scene.regions[0]
+    scene.write({A: ()})
+    assert scene.look()
+    scene.unprepare()
+    scene.plugin.work()
+    assert scene.ends.over == {A}
+    prepared(scene, region)
+    assert scene.ends.over == set()
+    scene.write({A: (name(region),)}, "pod-1", "pod-2")
+    assert scene.look()
+    assert {one.pod for one in scene.ledger.dra.tenancies_of_claim(A)} == {"pod-1", "pod-2"}
+
+
+# ------------------------------------------------------------------ a journal in doubt
+
+
+def put_back(scene: RecordScene, old: Change, **more: str) -> None:
+    """Another run of the plugin, with the state directory of an earlier time."""
+    scene.journal.snapshot = doubted(old, "it was put back", claims=True, **more)
+    scene.restart()
+    scene.rack.done.clear()
+    assert scene.look()
+    scene.plugin.work()
+
+
+def test_a_claim_that_ended_before_and_was_prepared_again_since_keeps_its_region(
+    scene: RecordScene,
+) -> None:
+    region = scene.regions[0]
+    prepared(scene, region)
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    assert scene.ledger.claim_owners[A].ended
+    old = scene.journal.snapshot
+    scene.allocated(A, region, pods=("pod-2",))
+    scene.prepared()
+    scene.pod("pod-2")
+    scene.write({A: (name(region),)}, "pod-2")
+    put_back(scene, old)
+    assert touched(scene, region) == []
+    assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-2"}
+
+
+@pytest.mark.parametrize("same", ["driver", "another driver"])
+def test_a_claim_that_has_another_device_since_keeps_both(scene: RecordScene, same: str) -> None:
+    one, _, other = scene.regions
+    prepared(scene, one)
+    old = scene.journal.snapshot
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    scene.unrecorded()
+    scene.allocated(A, other, pods=("pod-2",))
+    scene.prepared()
+    scene.pod("pod-2")
+    driver = DRIVER if same == "driver" else "former.example.com"
+    scene.write({A: (name(other), "none-of-ours")}, "pod-2", driver=driver)
+    put_back(scene, old)
+    assert touched(scene, other) == []
+    assert set(scene.ledger.claim_owners[A].devices) == {one, other}
+    assert not scene.ledger.unreconciled
+
+
+def test_a_device_that_another_claim_has_by_the_journal_keeps_its_card_back(
+    scene: RecordScene,
+) -> None:
+    one, _, other = scene.regions
+    prepared(scene, one)
+    scene.allocated(B, other, pods=("pod-3",))
+    scene.prepared(B)
+    scene.write({A: (name(other),)}, "pod-1")
+    put_back(scene, scene.journal.snapshot)
+    assert scene.ledger.claim_owner_of(DeviceId(other)).uid == B  # type: ignore[union-attr]
+    assert card_of(other) in scene.ledger.unreconciled
+
+
+@pytest.mark.parametrize("boot", ["this", "earlier"])
+def test_a_claim_of_another_boots_journal_may_have_been_prepared_in_this_one(
+    scene: RecordScene, boot: str
+) -> None:
+    """Unless the plugin did not serve in this boot: then no container has it yet."""
+    region = scene.regions[0]
+    prepared(scene, region)
+    old = scene.journal.snapshot
+    old = replace(old, facts=old.facts | {Fact.BOOT: "an earlier one"})
+    served = scene.ledger.boot_id if boot == "this" else "an earlier one"
+    put_back(scene, old, boot=served)
+    assert bool(touched(scene, region)) == (boot == "earlier")
+
+
+def test_pods_that_left_are_waited_for_though_the_journal_lost_the_boot(scene: RecordScene) -> None:
+    region = scene.regions[0]
+    prepared(scene, region)
+    scene.unprepare()
+    scene.plugin.work()
+    assert scene.ledger.tenancies.left(region)
+    old = scene.journal.snapshot
+    facts = {fact: value for fact, value in old.facts.items() if fact is not Fact.BOOT}
+    put_back(scene, replace(old, facts=facts), boot=scene.ledger.boot_id)
+    assert touched(scene, region) == []
+
+
+# ------------------------------------------------------------------ cards that come meanwhile
+
+
+def absent(scene: RecordScene, region: RegionId) -> CardId:
+    """The journal is lost, and a claim's card is not there at the start."""
+    card = card_of(region)
+    scene.forgotten()
+    scene.rack.boards[card].present = False
+    scene.journal.snapshot = doubted(Change(), "it was lost", claims=True)
+    scene.restart()
+    scene.pod("pod-1")
+    return card
+
+
+def test_a_card_that_comes_while_the_record_is_read_is_asked_about_again(
+    scene: RecordScene,
+) -> None:
+    region = scene.regions[0]
+    card = absent(scene, region)
+    scene.write({A: (name(region),)}, driver="former.example.com")
+    task = scene.plugin.begin(scene.reconciler.reconcile())
+    scene.plugin.loop.settle()
+    scene.plugin.job(0)  # the record was read
+    scene.rack.boards[card].present = True
+    scan = scene.plugin.begin(scene.plugin.hardware.scan())
+    while not scan.done() and len(scene.plugin.jobs) > 1:
+        scene.plugin.job(len(scene.plugin.jobs) - 1)
+    assert card in scene.ledger.cards
+    assert not task.done()
+    while not task.done():
+        scene.plugin.job(0)
+    assert task.result()
+    assert card in scene.ledger.unreconciled
+    assert scene.look()
+    assert card not in scene.ledger.unreconciled
+    assert scene.ledger.claim_owner_of(DeviceId(region))
+
+
+def test_the_device_plugin_api_asks_on_until_every_claim_is_known(scene: RecordScene) -> None:
+    """The claim's card is away at first: else all cards were kept back until the next start."""
+    region = scene.regions[0]
+    card = absent(scene, region)
+    scene.write({A: (name(region),)})
+    serves_devices(scene)
+    task = scene.plugin.begin(scene.reconciler.run())
+    scene.plugin.work()
+    assert scene.ledger.resource_claims_unknown
+    assert not task.done()
+    scene.rack.boards[card].present = True
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.pass_time(lambda: not scene.ledger.resource_claims_unknown)
+    assert scene.ledger.claim_owner_of(DeviceId(region))
+
+
+def test_a_claim_whose_device_a_pod_had_is_known_once_that_is_released(scene: RecordScene) -> None:
+    region = scene.regions[0]
+    scene.journal.snapshot = doubted(scene.journal.snapshot, "it was put back", claims=True)
+    scene.restart()
+    scene.pod("pod-1")
+    pod = PodUid("pod-x")
+    scene.plugin.call(lambda: scene.ledger.device_plugin.adopt(REGIONS, DeviceId(region), pod, {}))
+    scene.write({A: (name(region),)})
+    serves_devices(scene)
+    scene.plugin.begin(scene.reconciler.run())
+    scene.plugin.work()
+    assert A not in scene.ledger.claim_owners
+    scene.plugin.call(lambda: scene.ledger.device_plugin.release([region]))
+    scene.pass_time(lambda: A in scene.ledger.claim_owners)
+    assert not scene.ledger.resource_claims_unknown
