@@ -546,8 +546,7 @@ class ClaimSide(Side):
         self.tenants.remove(tenant)
         self.zombies.append(tenant)
         self.delete(tenant.claim)
-        # Of a pod that came later the plugin may not have read yet.
-        if self.known and not tenant.joined and self.rng.random() < 0.5:
+        if self.known and self.rng.random() < 0.5:
             with self.busy(tenant):
                 await self.unprepare(tenant)  # to no end, unless another claim has its regions
 
