@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
+from grpclib.const import Status
 from ledger_scene import Scene
 from ledger_world import AFUS, Hand, Pod
 
@@ -26,6 +27,7 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
@@ -323,6 +325,29 @@ def test_work_is_reported_once_a_region_and_a_refusal_is_no_work(scene: Scene) -
         scene.plugin.work()
         assert "no-blank-image" in str(task.exception())
         assert not told.called
+
+
+def test_a_port_that_cannot_be_opened_fails_the_start_and_leaves_none_open(scene: Scene) -> None:
+    card = card_of(scene.regions[0])
+    pod = scene.admit(card)
+    opens, last = scene.rack.open_port, scene.ledger.cards[card].regions[-1]
+    before = [scene.ledger.record(region) for region in scene.regions]
+
+    def fails(of: Card, region: Region) -> object:
+        if region == last:
+            raise HardwareError("the port cannot be opened (EIO)")
+        return opens(of, region)
+
+    with mock.patch.object(scene.rack, "open_port", fails):
+        task = scene.prestart(pod, *[AFU] * len(pod.nodes))
+        scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, HardwareError)
+    assert error.status is Status.INTERNAL
+    assert "the port cannot be opened (EIO)" in str(error)
+    assert not any(slot.held for slot in scene.rack.boards[card].slots.values())
+    assert [scene.ledger.record(region) for region in scene.regions] == before
+    scene.start(pod, *[AFU] * len(pod.nodes))
 
 
 # ------------------------------------------------------------------ memory

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT
@@ -29,12 +30,14 @@ from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
     FpgaPluginError,
+    HardwareError,
     NoSourceError,
     NotFinishedError,
     NotPermittedError,
     RefusedError,
     UnknownDeviceError,
 )
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy, ServedApi
@@ -1255,6 +1258,29 @@ def test_what_an_earlier_run_had_no_blank_for_is_scrubbed_before_the_answer(
     scene.plugin.work()
     task.result()
     assert scene.condition(region) is Condition.BLANK
+
+
+def test_a_port_that_cannot_be_opened_holds_up_neither_its_claim_nor_the_neighbours(
+    scene: ClaimScene,
+) -> None:
+    broken, other = scene.regions[:2]
+    for uid, region in ((A, broken), (B, other)):
+        scene.allocated(uid, region)
+        scene.prepared(uid)
+    opens = scene.rack.open_port
+
+    def fails(card: Card, region: Region) -> Any:
+        if region.id == broken:
+            raise HardwareError("the port cannot be opened (EIO)")
+        return opens(card, region)
+
+    with mock.patch.object(scene.rack, "open_port", fails):
+        for task in (scene.unprepare(A), scene.unprepare(B)):
+            scene.pass_time(task.done)
+            task.result()
+    assert scene.condition(broken) is Condition.FAULTED, "which is a taint"
+    assert scene.condition(other) is Condition.BLANK
+    assert scene.plugin.loop.time() < BEGIN + 1
 
 
 def test_a_region_that_others_may_open_by_its_node_holds_up_no_pod(scene: ClaimScene) -> None:
