@@ -30,7 +30,6 @@ from fpga_plugin.errors import (
     HardwareError,
     NotFinishedError,
     PortInUseError,
-    RefusedError,
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
@@ -190,7 +189,7 @@ class Scrubber:
         if not all(ledger.naming.keeps(region.id) for region in self._due(card)):
             try:
                 blank = await self._operations.blanks.load(card)
-            except RefusedError as error:
+            except FpgaPluginError as error:
                 reason = error.message
         due = frozenset(region.id for region in self._due(card))
         keeping = frozenset(filter(ledger.naming.keeps, due))

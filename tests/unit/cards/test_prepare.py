@@ -25,6 +25,7 @@ from fpga_plugin.errors import (
     NotFinishedError,
     ProgrammingError,
     RefusedError,
+    StoreUnavailableError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
@@ -325,6 +326,24 @@ def test_work_is_reported_once_a_region_and_a_refusal_is_no_work(scene: Scene) -
         scene.plugin.work()
         assert "no-blank-image" in str(task.exception())
         assert not told.called
+
+
+def test_a_start_whose_blank_is_not_read_in_time_is_one_that_kubelet_tries_again(
+    scene: Scene,
+) -> None:
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.hold_releases()
+    dirty(scene, region)
+    with mock.patch.object(scene.images, "blank", side_effect=StoreUnavailableError("it hangs")):
+        task = scene.prestart(pod, AFU)
+        scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, FpgaPluginError)
+    assert error.status is Status.UNAVAILABLE
+    assert "no-blank-image: it hangs" in str(error)
+    assert not scene.rack.done, "an image that was not blanked is not programmed over"
+    scene.start(pod, AFU)
 
 
 def test_a_port_that_cannot_be_opened_fails_the_start_and_leaves_none_open(scene: Scene) -> None:

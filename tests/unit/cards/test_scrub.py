@@ -17,7 +17,7 @@ from fpga_plugin.allocation.journal.records import Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import Outcome
 from fpga_plugin.cards.operations import CardOperations
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import HardwareError, StoreUnavailableError
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import CardHealth
@@ -294,6 +294,21 @@ def test_without_a_blank_a_region_waits_for_it_and_says_so(make) -> None:
     scene.plugin.call(lambda: scene.plugin.scrubber.blank_changed(OTHER_INTERFACE))
     settle(scene)
     assert scene.condition(region) is Condition.DIRTY, "that is another kind of card's"
+    scene.plugin.call(lambda: scene.plugin.scrubber.blank_changed(INTERFACE))
+    settle(scene)
+    assert scene.condition(region) is Condition.BLANK
+
+
+def test_while_the_store_does_not_answer_a_region_waits_for_its_blank_as_for_a_missing_one(
+    make,
+) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    with mock.patch.object(scene.images, "blank", side_effect=StoreUnavailableError("it hangs")):
+        dirty(scene, region)
+        settle(scene)
+    assert scene.ledger.record(region).reason == "no-blank-image: it hangs"
+    assert "release waits" not in scene.logged
     scene.plugin.call(lambda: scene.plugin.scrubber.blank_changed(INTERFACE))
     settle(scene)
     assert scene.condition(region) is Condition.BLANK

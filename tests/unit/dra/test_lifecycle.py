@@ -35,6 +35,7 @@ from fpga_plugin.errors import (
     NotFinishedError,
     NotPermittedError,
     RefusedError,
+    StoreUnavailableError,
     UnknownDeviceError,
 )
 from fpga_plugin.hardware.model import Card, Region
@@ -438,6 +439,53 @@ def test_what_has_to_pass_is_waited_for_no_longer_than_kubelet_waits(scene: Clai
     again = scene.prepare()
     scene.pass_time(again.done)
     assert again.result()
+
+
+@pytest.mark.parametrize("what", ["load", "blank"])
+def test_a_store_that_answers_again_is_waited_for(scene: ClaimScene, what: str) -> None:
+    """Kubelet asks again only after a minute or more."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.plugin.queue.unsync()
+    scene.plugin.call(lambda: scene.ledger.work.dirty([region], "a pod may have used it"))
+    scene.plugin.queue.synced = True
+    reads = getattr(scene.images, what)
+
+    async def read(*of: Any) -> Any:
+        if scene.plugin.loop.time() == BEGIN:
+            raise StoreUnavailableError("it hangs")
+        return await reads(*of)
+
+    with mock.patch.object(scene.images, what, read):
+        task = scene.prepare()
+        scene.pass_time(task.done)
+    assert task.result()
+    assert BEGIN < scene.plugin.loop.time() < BEGIN + 1
+    assert scene.afu(region) == AFU
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_store_that_does_not_answer_is_named_when_the_time_is_up(
+    scene: ClaimScene, tries: int
+) -> None:
+    """The last try may be under way then."""
+    scene.allocated(A, scene.regions[0])
+    begun = []
+
+    async def read(*_of: Any) -> Any:
+        begun.append(scene.plugin.loop.time())
+        await asyncio.sleep(ANSWER_SECONDS * 0.6)
+        raise StoreUnavailableError("/srv/x.gbs: not read")
+
+    with mock.patch.object(scene.images, "load", read):
+        if tries == 1:
+            scene.lifecycle.seconds = ANSWER_SECONDS / 2
+        task = scene.prepare()
+        scene.pass_time(task.done)
+    assert len(begun) == tries
+    error = task.exception()
+    assert isinstance(error, NotFinishedError)
+    assert ("/srv/x.gbs: not read" in error.message) is (tries == 2)
 
 
 def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
