@@ -28,7 +28,7 @@ import structlog
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError, unknown_device
 from fpga_plugin.allocation.journal.records import ClaimOwner, Prepared
-from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.obstacles import RefusedForNowError, Stops
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
@@ -73,6 +73,7 @@ _PASSING: Final = (
     StoreUnavailableError,
     PortInUseError,
     TenancyActiveError,
+    RefusedForNowError,
 )
 """What may be over before the call has to be answered."""
 

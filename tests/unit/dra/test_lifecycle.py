@@ -22,6 +22,7 @@ from test_prepare import poison
 
 from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
 from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.cards.prepare import Plan
@@ -439,6 +440,60 @@ def test_what_has_to_pass_is_waited_for_no_longer_than_kubelet_waits(scene: Clai
     again = scene.prepare()
     scene.pass_time(again.done)
     assert again.result()
+
+
+def stand_back(scene: ClaimScene, why: str, *, passes: bool = False) -> None:
+    """Something is so of the first card that passes in seconds; or it passes."""
+    ledger, card = scene.ledger, card_of(scene.regions[0])
+    if why == "unreconciled":
+        scene.plugin.call(lambda: (ledger.reconciled if passes else ledger.keep_back)([card]))
+        return
+    if why == "gone for a rebind":
+        scene.rack.boards[card].present = passes
+        scene.plugin.begin(scene.plugin.hardware.scan())
+        scene.plugin.work()
+    scene.plugin.call(lambda: ledger.hardware.set_rebinding(card, rebinding=not passes))
+
+
+@pytest.mark.parametrize("why", ["rebinding", "gone for a rebind", "unreconciled"])
+def test_what_keeps_a_card_back_for_seconds_is_waited_for(scene: ClaimScene, why: str) -> None:
+    """A card is plugged in, or rebound, while a pod is scheduled to it."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.plugin.queue._worker = None  # it takes a rebind for ended that nobody does
+    stand_back(scene, why)
+    before = next(scene.ledger.obstacles.against(Stops.CLAIM, region)).refusal()
+    task = scene.prepare()
+    scene.pass_time(lambda: scene.plugin.loop.time() > BEGIN + 5)
+    assert not task.done()
+    assert DeviceId(region) not in scene.ledger.allocations
+    stand_back(scene, why, passes=True)
+    scene.pass_time(task.done)
+    assert task.result()
+    assert scene.afu(region) == AFU
+
+    scene.unprepare()
+    scene.plugin.work()
+    stand_back(scene, why)
+    begun = scene.plugin.loop.time()
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert ANSWER_SECONDS - 5 < scene.plugin.loop.time() - begun <= ANSWER_SECONDS
+    error = task.exception()
+    assert isinstance(error, RefusedError)
+    assert (error.status, str(error)) == (RefusedError.status, str(before))
+
+
+def test_a_card_that_is_gone_is_not_waited_for(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.rack.boards[card_of(region)].present = False
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), RefusedError)
+    assert scene.plugin.loop.time() == BEGIN
 
 
 @pytest.mark.parametrize("what", ["load", "blank"])
