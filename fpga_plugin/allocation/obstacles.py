@@ -136,6 +136,10 @@ FAILED: Final = frozenset({ObstacleKind.FAULTED, ObstacleKind.FAILING, ObstacleK
 """Kinds that the operator sees as a failure of a region."""
 
 
+class RefusedForNowError(RefusedError):
+    """What refuses passes by itself, in seconds if all is well (`Obstacle.passing`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """One reason.
@@ -147,6 +151,8 @@ class Obstacle:
         operator: what the node's operator can do; empty: nothing but what the pod's owner can.
         cause: for a fault, what the hardware reports.
         device: for a reason that lies in an owner, the owner's device.
+        passing: it passes by itself, in seconds if all is well. A Prepare waits for that; no call
+            of the device plugin API does.
     """
 
     kind: ObstacleKind
@@ -155,6 +161,7 @@ class Obstacle:
     operator: str = ""
     cause: str = ""
     device: DeviceId | None = None
+    passing: bool = False
 
     @property
     def told(self) -> str:
@@ -165,7 +172,8 @@ class Obstacle:
     def refusal(self, *, operator: bool = False) -> RefusedError:
         """The error of a tenant's call, or of an operator's own."""
         hint = self.operator or (STATUS if operator else self.tenant)
-        return RefusedError(self.message, hint=hint, tenant=self.tenant)
+        kind = RefusedForNowError if self.passing else RefusedError
+        return kind(self.message, hint=hint, tenant=self.tenant)
 
 
 class Obstacles:
@@ -307,7 +315,10 @@ class Obstacles:
             why, tenant, operator = "is gone", MAY_COME_BACK, ""
             if problem is not None:
                 why, tenant, operator = f"is not served: {problem.message}", NEW_POD, problem.hint
-            yield Obstacle(ObstacleKind.GONE, f"card {card_of(device)} {why}", tenant, operator)
+            # A rebind, or a reset, takes it away for a moment.
+            passing = card_of(device) in self._state.rebinding
+            why = f"card {card_of(device)} {why}"
+            yield Obstacle(ObstacleKind.GONE, why, tenant, operator, passing=passing)
         elif is_card(device) and not card.complete:
             yield Obstacle(
                 ObstacleKind.INCOMPLETE,
@@ -371,14 +382,15 @@ class Obstacles:
             yield Obstacle(ObstacleKind.FOREIGN, f"{subject} is left alone: {why}", "")
         present = state.cards.get(card)
         if card in state.rebinding and not (present is not None and present.resets):
-            yield Obstacle(ObstacleKind.REBINDING, f"the driver of {subject} is being rebound")
+            why = f"the driver of {subject} is being rebound"
+            yield Obstacle(ObstacleKind.REBINDING, why, passing=True)
         # For an owned device too: in a damaged journal, the allocation may have ended long ago.
         if card in state.unreconciled:
             why, tenant, operator = NOT_READ, ANOTHER_POD, LOG_SAYS
             if state.resource_claims_unknown and not self._dra:
                 why, tenant, operator = state.resource_claims_unknown, LEAVE_DRA, LEAVE_DRA
             why = f"who has {subject} is not known: {why}"
-            yield Obstacle(ObstacleKind.UNRECONCILED, why, tenant, operator)
+            yield Obstacle(ObstacleKind.UNRECONCILED, why, tenant, operator, passing=True)
         if card in state.drained:
             yield Obstacle(
                 ObstacleKind.DRAINED,

@@ -10,7 +10,12 @@ import structlog
 
 from fpga_plugin.bitstreams.reader import StoreReader
 from fpga_plugin.bitstreams.store import Bitstream
-from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NotFinishedError,
+    RefusedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
@@ -31,6 +36,9 @@ WITHOUT: Final = (
 )
 """What to do about a blank bitstream that is missing: the one, or for target of it the other."""
 
+_PASSING: Final = (NotFinishedError, StoreUnavailableError)
+"""What the store says of a blank that may be there: a call that needs it may be tried again."""
+
 
 class Blanks:
     """The store's blank bitstreams under the scrub policy."""
@@ -44,26 +52,34 @@ class Blanks:
     async def load(self, card: Card) -> Bitstream | None:
         """The blank bitstream of a card; None only under best-effort.
 
+        Under best-effort a store that does not answer has none.
+
         Raises:
+            NotFinishedError: it is being written, and scrubbing is required.
+            StoreUnavailableError: the store does not answer, and scrubbing is required.
             RefusedError: none can be used, and scrubbing is required.
         """
         interface_id = card.interface_id
         problem = ""
+        passing: FpgaPluginError | None = None
         try:
             if (blank := await self._store.blank(interface_id, card.takes)) is None:
                 expected = self._store.blank_path(interface_id, card.takes)
                 problem = f"no blank bitstream at {expected}"
         except FpgaPluginError as error:
             blank, problem = None, str(error)
+            passing = error if isinstance(error, _PASSING) else None
         self._afus[interface_id] = None if blank is None else blank.afu_id
         if problem != self._problems.get(interface_id, ""):
             self._report(interface_id, problem)
-        if blank is None and self._policy is ScrubPolicy.REQUIRED:
-            raise RefusedError(
-                f"{NO_BLANK}: {problem}",
-                hint=f"{VENDORS}; {WITHOUT}",
-            )
-        return blank
+        if blank is not None or self._policy is not ScrubPolicy.REQUIRED:
+            return blank
+        if passing is not None:
+            raise type(passing)(f"{NO_BLANK}: {passing.message}", hint=passing.hint) from passing
+        raise RefusedError(
+            f"{NO_BLANK}: {problem}",
+            hint=f"{VENDORS}; {WITHOUT}",
+        )
 
     def _report(self, interface_id: InterfaceId, problem: str) -> None:
         self._problems[interface_id] = problem
@@ -83,7 +99,7 @@ class Blanks:
         if card.interface_id not in self._afus:
             try:
                 await self.load(card)
-            except RefusedError:
+            except FpgaPluginError:
                 return None
         return self._afus[card.interface_id]
 

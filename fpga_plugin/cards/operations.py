@@ -134,7 +134,7 @@ class CardOperations:
         Raises:
             PortInUseError: another process has one open.
             CardGoneError: one is gone.
-            HardwareError: a device number cannot be read.
+            HardwareError: one cannot be opened, or its device number not be read.
             JournalError: the device numbers cannot be written.
         """
         stack = ExitStack()
@@ -222,17 +222,7 @@ class CardOperations:
             if pr:
                 self.doubted.discard(region)
         except FpgaPluginError as error:
-            report.failed(error)
-            match error:
-                case WrongImageError() if blank:
-                    # A tenant's file may be mislabelled; a blank's wrong AFU id shows a fault.
-                    self.ledger.work.faulted(region, error.message)
-                case HardwareError() if not (
-                    isinstance(error, WrongImageError) or self._went(card, region)
-                ):
-                    await self._judge(card, report, error)
-                case _:
-                    self.ledger.work.dirty([region], error.message)
+            await self.failed(card, report, error, blank=blank)
             if isinstance(error, HardwareError):
                 self._check_still_there(card, region)
             raise
@@ -241,6 +231,23 @@ class CardOperations:
             self.ledger.work.dirty([region], "an unexpected error; see the log")
             log.exception("unexpected error", region=region, **report.concerned())
             raise
+
+    async def failed(
+        self, card: Card, report: Report, error: FpgaPluginError, *, blank: bool = False
+    ) -> None:
+        """Work on a region failed: decide its condition, as `step` says."""
+        region = report.region
+        report.failed(error)
+        match error:
+            case WrongImageError() if blank:
+                # A tenant's file may be mislabelled; a blank's wrong AFU id shows a fault.
+                self.ledger.work.faulted(region, error.message)
+            case HardwareError() if not (
+                isinstance(error, WrongImageError) or self._went(card, region)
+            ):
+                await self._judge(card, report, error)
+            case _:
+                self.ledger.work.dirty([region], error.message)
 
     def _went(self, card: Card, region: RegionId) -> bool:
         """Whether the card went since `begin`, even if it came back."""

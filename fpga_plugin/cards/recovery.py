@@ -161,6 +161,7 @@ class Recovery:
         """
         ledger, operations = self._ledger, self._operations
         operations.begin(card, regions)
+        doubted = operations.doubted.intersection(regions)
         ledger.work.working(regions)
         report.scrubbed = True
 
@@ -176,6 +177,10 @@ class Recovery:
             ledger.hardware.set_rebinding(card.id, rebinding=False)
         finally:
             operations.settle(regions)
+        # A reset that goes well says nothing of a region whose scrub failed after the last one,
+        # even if it moved the nodes: else the card would be reset for it again and again.
+        operations.begin(card, regions)
+        operations.doubted.update(doubted)
         return ledger.cards.get(card.id)
 
     def ask(self, card_id: CardId) -> None:

@@ -4,8 +4,9 @@ A region may already have a new owner that has not begun. It is scrubbed too, si
 its restart, may start the new owner's container without PreStart.
 
 The scrubber is the worker of the queue of cards (`queue`). A region waits if its earlier tenant
-still runs or a process has its port open; everything else goes on. When kubelet restarts, the work
-stops between two regions.
+still runs or a process has its port open. A region whose scrub fails, or whose port cannot be
+opened, is judged as `CardOperations.step` says. Either way the card's other regions go on. When
+kubelet restarts, the work stops between two regions.
 """
 
 import asyncio
@@ -26,9 +27,9 @@ from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
+    HardwareError,
     NotFinishedError,
     PortInUseError,
-    RefusedError,
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
@@ -160,7 +161,7 @@ class Scrubber:
         try:
             async with AsyncExitStack() as stack:
                 check = partial(self._check_instance, self._queue.instance)
-                ports = await self._take(card, due, stack)
+                ports = await self._take(card, due, reports, stack)
                 for region in ports:
                     reports.setdefault(region, self._begin_report(region))
                 work = Work(operations, card, ports, reports, check)
@@ -188,7 +189,7 @@ class Scrubber:
         if not all(ledger.naming.keeps(region.id) for region in self._due(card)):
             try:
                 blank = await self._operations.blanks.load(card)
-            except RefusedError as error:
+            except FpgaPluginError as error:
                 reason = error.message
         due = frozenset(region.id for region in self._due(card))
         keeping = frozenset(filter(ledger.naming.keeps, due))
@@ -259,8 +260,13 @@ class Scrubber:
         self._living_elsewhere[card.id] = living
         return bool(living)
 
-    async def _take(self, card: Card, due: _Due, stack: AsyncExitStack) -> dict[RegionId, Port]:
-        """Hold the ports of those regions that are not in use."""
+    async def _take(
+        self, card: Card, due: _Due, reports: dict[RegionId, Report], stack: AsyncExitStack
+    ) -> dict[RegionId, Port]:
+        """Hold the ports of those regions that are not in use.
+
+        `reports` gets those that cannot be opened: their scrubs failed, and the ledger knows.
+        """
         operations = self._operations
         held: dict[RegionId, Port] = {}
         for region in self._due(card):
@@ -272,6 +278,12 @@ class Scrubber:
                 ports = await stack.enter_async_context(operations.ports(card, [region]))
             except (PortInUseError, CardGoneError, NotFinishedError) as error:
                 self._wait_for(region.id, error.message, error.hint)
+                continue
+            except HardwareError as error:
+                self._waits.pop(region.id, None)  # the ledger has the reason
+                report = reports.setdefault(region.id, self._begin_report(region.id))
+                report.scrubbed = True
+                await operations.failed(card, report, error)
                 continue
             if why := operations.ledger.obstacles.first(region.id, Stops.SCRUB):
                 # Its device number shows only now.

@@ -8,8 +8,8 @@ away or forgot it. Then its former devices are withdrawn, and released once they
 Else the claim gets its devices in the ledger, and they are scrubbed, programmed and verified as
 with the device plugin API. The work is a task of its own, which outlives the call: kubelet's next
 call finds the result. The call waits for obstacles that pass by themselves (an earlier tenant that
-still runs, a slow API server), since kubelet tries again only after 60 to 90 s. A result does not
-expire: kubelet ends each claim that it asked to prepare.
+still runs, a slow API server, a store that does not answer), since kubelet tries again only after
+60 to 90 s. A result does not expire: kubelet ends each claim that it asked to prepare.
 
 Unprepare ends the claim, and answers when its regions are clean, so that the scheduler allocates
 only clean ones. A region that cannot be cleaned is kept back, and does not hold up the pod: the
@@ -28,7 +28,7 @@ import structlog
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError, unknown_device
 from fpga_plugin.allocation.journal.records import ClaimOwner, Prepared
-from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.obstacles import RefusedForNowError, Stops
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.allocation.requests.identity import Identity
@@ -48,6 +48,7 @@ from fpga_plugin.errors import (
     NotFinishedError,
     PortInUseError,
     RefusedError,
+    StoreUnavailableError,
 )
 from fpga_plugin.host.backoff import Backoff
 from fpga_plugin.host.bounded import BoundedDict
@@ -66,7 +67,14 @@ KEPT_CLAIMS: Final = 256
 FIRST_RETRY, LAST_RETRY = 0.1, 2.0
 """Seconds between two looks at what has to pass."""
 
-_PASSING: Final = (NotFinishedError, NoSourceError, PortInUseError, TenancyActiveError)
+_PASSING: Final = (
+    NotFinishedError,
+    NoSourceError,
+    StoreUnavailableError,
+    PortInUseError,
+    TenancyActiveError,
+    RefusedForNowError,
+)
 """What may be over before the call has to be answered."""
 
 
@@ -89,6 +97,7 @@ class _Work:
         task: does it.
         ended: the claim has ended meanwhile.
         claim: what it asks for, once read.
+        waits: why the last try failed, if there was one.
     """
 
     task: "asyncio.Task[None]"
@@ -97,6 +106,7 @@ class _Work:
         self._ref = ref
         self.ended = False
         self.claim: ResourceClaim | None = None
+        self.waits = ""
 
     async def still(self, step: Awaitable[_T]) -> _T:
         """A step's result, if the claim has not ended meanwhile.
@@ -194,8 +204,9 @@ class ClaimLifecycle:
             work = self._begin(ref, deadline)
             await asyncio.wait({work.task}, timeout=deadline - loop.time())
             if not work.task.done():
+                why = f"; the last try: {work.waits}" if work.waits else ""
                 raise NotFinishedError(
-                    f"{ref}: preparation is not finished after {self.seconds:g} s",
+                    f"{ref}: preparation is not finished after {self.seconds:g} s{why}",
                     hint="it goes on; kubelet's next attempt uses the result",
                 )
             work.task.result()
@@ -231,6 +242,7 @@ class ClaimLifecycle:
                 if late or work.ended or not isinstance(error, _PASSING):
                     log.warning("claim not prepared", **ref.logged, error=str(error))
                     raise await self._targets.explained(error) from error.__cause__
+                work.waits = error.message
                 if isinstance(error, DeviceOwnedError) and error.owner is not None:
                     self._ends.doubted(error.owner)
             except Exception as error:

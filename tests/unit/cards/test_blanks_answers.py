@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, make_card
+from grpclib.const import Status
 from structlog.testing import capture_logs
 
 from fpga_plugin.cards.blanks import Blanks
-from fpga_plugin.errors import NotPermittedError, RefusedError
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NotFinishedError,
+    NotPermittedError,
+    RefusedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
@@ -78,6 +85,22 @@ def test_what_cannot_be_used_is_no_blank_and_says_why(says: object, words: str) 
     assert load(blanks) is None
     assert blanks.problem(INTERFACE) == words
     assert afu_id(blanks) is None
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailableError, NotFinishedError])
+def test_a_blank_that_cannot_be_had_now_is_worth_another_try(kind: type[FpgaPluginError]) -> None:
+    """To scrubs it is missing until the store changes; a call is answered UNAVAILABLE."""
+    late = kind("not read within 8 s", hint="it goes on")
+    blanks, _ = made(late)
+    with pytest.raises(kind) as caught:
+        load(blanks)
+    assert caught.value.status is Status.UNAVAILABLE
+    assert str(caught.value) == "no-blank-image: not read within 8 s: it goes on"
+    assert blanks.problem(INTERFACE) == str(late)
+    blanks.forget(INTERFACE)
+    assert afu_id(blanks) is None
+    assert blanks.missing(make_card())
+    assert load(made(late, ScrubPolicy.BEST_EFFORT)[0]) is None
 
 
 def test_a_blank_that_comes_and_goes_is_told_once_each_time() -> None:

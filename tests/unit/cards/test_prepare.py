@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
+from grpclib.const import Status
 from ledger_scene import Scene
 from ledger_world import AFUS, Hand, Pod
 
@@ -24,8 +25,10 @@ from fpga_plugin.errors import (
     NotFinishedError,
     ProgrammingError,
     RefusedError,
+    StoreUnavailableError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid, ResourceName
 from fpga_plugin.settings.settings import Advertise, RecoveryPolicy, ScrubPolicy
@@ -323,6 +326,47 @@ def test_work_is_reported_once_a_region_and_a_refusal_is_no_work(scene: Scene) -
         scene.plugin.work()
         assert "no-blank-image" in str(task.exception())
         assert not told.called
+
+
+def test_a_start_whose_blank_is_not_read_in_time_is_one_that_kubelet_tries_again(
+    scene: Scene,
+) -> None:
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.hold_releases()
+    dirty(scene, region)
+    with mock.patch.object(scene.images, "blank", side_effect=StoreUnavailableError("it hangs")):
+        task = scene.prestart(pod, AFU)
+        scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, FpgaPluginError)
+    assert error.status is Status.UNAVAILABLE
+    assert "no-blank-image: it hangs" in str(error)
+    assert not scene.rack.done, "an image that was not blanked is not programmed over"
+    scene.start(pod, AFU)
+
+
+def test_a_port_that_cannot_be_opened_fails_the_start_and_leaves_none_open(scene: Scene) -> None:
+    card = card_of(scene.regions[0])
+    pod = scene.admit(card)
+    opens, last = scene.rack.open_port, scene.ledger.cards[card].regions[-1]
+    before = [scene.ledger.record(region) for region in scene.regions]
+
+    def fails(of: Card, region: Region) -> object:
+        if region == last:
+            raise HardwareError("the port cannot be opened (EIO)")
+        return opens(of, region)
+
+    with mock.patch.object(scene.rack, "open_port", fails):
+        task = scene.prestart(pod, *[AFU] * len(pod.nodes))
+        scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, HardwareError)
+    assert error.status is Status.INTERNAL
+    assert "the port cannot be opened (EIO)" in str(error)
+    assert not any(slot.held for slot in scene.rack.boards[card].slots.values())
+    assert [scene.ledger.record(region) for region in scene.regions] == before
+    scene.start(pod, *[AFU] * len(pod.nodes))
 
 
 # ------------------------------------------------------------------ memory

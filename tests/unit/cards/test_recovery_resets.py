@@ -213,6 +213,24 @@ def test_a_scrub_that_failed_after_the_reset_pauses_before_the_next(world: World
     assert world.resets == 1
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_card_is_not_reset_again_and_again_for_a_region_that_cannot_be_held(
+    world: World, *, moves: bool
+) -> None:
+    world.rack.resets_move = moves
+    world.leave()
+    error = HardwareError("its device number cannot be read")
+    with mock.patch.object(world.rack, "open_port", side_effect=error):
+        world.settle()
+    assert world.condition(world.region) is Condition.FAULTED
+    assert world.record.reason == error.message
+    assert world.resets == 2
+    assert not world.journal.snapshot.rebinding
+    first, second = world.reports
+    assert first.error == second.error == error.message
+    assert [step.name for step in first.steps] == ["reset card"]
+
+
 # ------------------------------------------------------------------ the reset itself
 
 

@@ -17,8 +17,10 @@ from fpga_plugin.allocation.journal.records import Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.allocation.queue import Outcome
 from fpga_plugin.cards.operations import CardOperations
+from fpga_plugin.errors import HardwareError, StoreUnavailableError
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.ids import RegionId
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy
 
@@ -151,6 +153,65 @@ def test_what_fails_on_one_region_does_not_call_it_clean_and_the_other_is(make) 
     assert scene.ledger.memory_clear_pending, "what is on the other may write the memory again"
 
 
+@pytest.mark.parametrize("what", ["open_port", "numbers"])
+def test_a_port_that_cannot_be_opened_fails_its_region_alone(make, what: str) -> None:
+    """As any scrub that fails: once more, as its card may have been swapped, then FAULTED."""
+    scene = make(cards=[2])
+    one, other = scene.regions
+    scene.rack.slot(one).opens.add("somebody")
+    dirty(scene, one)
+    scene.plugin.work()
+    assert scene.plugin.scrubber.waits_for(one)
+    scene.rack.slot(one).opens.clear()
+    real, tries = getattr(scene.rack, what), []
+
+    def fails(*of):
+        if of[-1].id != one:
+            return real(*of)
+        tries.append(scene.condition(other))
+        raise HardwareError("the port cannot be opened (EIO)")
+
+    with (
+        mock.patch.object(scene.rack, what, fails),
+        mock.patch.object(CardOperations, "report", autospec=True) as told,
+    ):
+        dirty(scene, other)
+        look(scene, one)
+        scene.plugin.work()
+        assert scene.condition(other) is Condition.BLANK
+        assert scene.condition(one) is Condition.DIRTY
+        assert scene.ledger.record(one).reason == "the port cannot be opened (EIO)"
+        assert not scene.plugin.scrubber.waits_for(one), "it waits for nothing"
+        settle(scene)
+        assert scene.condition(one) is Condition.FAULTED
+        assert len(tries) == 2
+    assert not scene.rack.slot(one).held
+    failed = [c.args[1] for c in told.call_args_list if c.args[1].region == one]
+    assert [(report.scrubbed, report.failure) for report in failed] == [(True, "hardware")] * 2
+    scene.plugin.call(lambda: scene.ledger.work.forgive(card_of(one), "it was mended"))
+    settle(scene)
+    assert scene.condition(one) is Condition.BLANK
+
+
+def test_what_could_not_be_opened_of_a_card_that_is_too_hot_waits_until_it_is_not(make) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    error = HardwareError("the port cannot be opened (EIO)")
+    health = CardHealth({region: TOO_HOT})
+    with (
+        mock.patch.object(scene.rack, "open_port", side_effect=error) as opened,
+        mock.patch.object(scene.rack, "health", return_value=health),
+    ):
+        dirty(scene, region)
+        settle(scene)
+        assert scene.condition(region) is Condition.DIRTY
+        assert opened.call_count == 1
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card_of(region), {}))
+    look(scene, region)
+    settle(scene)
+    assert scene.condition(region) is Condition.BLANK
+
+
 def test_where_nothing_could_be_scrubbed_nothing_is_owed(make) -> None:
     scene = make(cards=[1], memory=True)
     (region,) = scene.regions
@@ -233,6 +294,21 @@ def test_without_a_blank_a_region_waits_for_it_and_says_so(make) -> None:
     scene.plugin.call(lambda: scene.plugin.scrubber.blank_changed(OTHER_INTERFACE))
     settle(scene)
     assert scene.condition(region) is Condition.DIRTY, "that is another kind of card's"
+    scene.plugin.call(lambda: scene.plugin.scrubber.blank_changed(INTERFACE))
+    settle(scene)
+    assert scene.condition(region) is Condition.BLANK
+
+
+def test_while_the_store_does_not_answer_a_region_waits_for_its_blank_as_for_a_missing_one(
+    make,
+) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    with mock.patch.object(scene.images, "blank", side_effect=StoreUnavailableError("it hangs")):
+        dirty(scene, region)
+        settle(scene)
+    assert scene.ledger.record(region).reason == "no-blank-image: it hangs"
+    assert "release waits" not in scene.logged
     scene.plugin.call(lambda: scene.plugin.scrubber.blank_changed(INTERFACE))
     settle(scene)
     assert scene.condition(region) is Condition.BLANK

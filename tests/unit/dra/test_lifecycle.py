@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT
@@ -21,6 +22,7 @@ from test_prepare import poison
 
 from fpga_plugin.allocation.journal.records import ClaimOwner, Condition
 from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.permission import Permission
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.cards.prepare import Plan
@@ -29,12 +31,15 @@ from fpga_plugin.dra.lifecycle import ANSWER_SECONDS
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
     FpgaPluginError,
+    HardwareError,
     NoSourceError,
     NotFinishedError,
     NotPermittedError,
     RefusedError,
+    StoreUnavailableError,
     UnknownDeviceError,
 )
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import ClaimUid, PodName, PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy, ScrubPolicy, ServedApi
@@ -436,6 +441,107 @@ def test_what_has_to_pass_is_waited_for_no_longer_than_kubelet_waits(scene: Clai
     again = scene.prepare()
     scene.pass_time(again.done)
     assert again.result()
+
+
+def stand_back(scene: ClaimScene, why: str, *, passes: bool = False) -> None:
+    """Something is so of the first card that passes in seconds; or it passes."""
+    ledger, card = scene.ledger, card_of(scene.regions[0])
+    if why == "unreconciled":
+        scene.plugin.call(lambda: (ledger.reconciled if passes else ledger.keep_back)([card]))
+        return
+    if why == "gone for a rebind":
+        scene.rack.boards[card].present = passes
+        scene.plugin.begin(scene.plugin.hardware.scan())
+        scene.plugin.work()
+    scene.plugin.call(lambda: ledger.hardware.set_rebinding(card, rebinding=not passes))
+
+
+@pytest.mark.parametrize("why", ["rebinding", "gone for a rebind", "unreconciled"])
+def test_what_keeps_a_card_back_for_seconds_is_waited_for(scene: ClaimScene, why: str) -> None:
+    """A card is plugged in, or rebound, while a pod is scheduled to it."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.plugin.queue._worker = None  # it takes a rebind for ended that nobody does
+    stand_back(scene, why)
+    before = next(scene.ledger.obstacles.against(Stops.CLAIM, region)).refusal()
+    task = scene.prepare()
+    scene.pass_time(lambda: scene.plugin.loop.time() > BEGIN + 5)
+    assert not task.done()
+    assert DeviceId(region) not in scene.ledger.allocations
+    stand_back(scene, why, passes=True)
+    scene.pass_time(task.done)
+    assert task.result()
+    assert scene.afu(region) == AFU
+
+    scene.unprepare()
+    scene.plugin.work()
+    stand_back(scene, why)
+    begun = scene.plugin.loop.time()
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert ANSWER_SECONDS - 5 < scene.plugin.loop.time() - begun <= ANSWER_SECONDS
+    error = task.exception()
+    assert isinstance(error, RefusedError)
+    assert (error.status, str(error)) == (RefusedError.status, str(before))
+
+
+def test_a_card_that_is_gone_is_not_waited_for(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.rack.boards[card_of(region)].present = False
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), RefusedError)
+    assert scene.plugin.loop.time() == BEGIN
+
+
+@pytest.mark.parametrize("what", ["load", "blank"])
+def test_a_store_that_answers_again_is_waited_for(scene: ClaimScene, what: str) -> None:
+    """Kubelet asks again only after a minute or more."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.plugin.queue.unsync()
+    scene.plugin.call(lambda: scene.ledger.work.dirty([region], "a pod may have used it"))
+    scene.plugin.queue.synced = True
+    reads = getattr(scene.images, what)
+
+    async def read(*of: Any) -> Any:
+        if scene.plugin.loop.time() == BEGIN:
+            raise StoreUnavailableError("it hangs")
+        return await reads(*of)
+
+    with mock.patch.object(scene.images, what, read):
+        task = scene.prepare()
+        scene.pass_time(task.done)
+    assert task.result()
+    assert BEGIN < scene.plugin.loop.time() < BEGIN + 1
+    assert scene.afu(region) == AFU
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_store_that_does_not_answer_is_named_when_the_time_is_up(
+    scene: ClaimScene, tries: int
+) -> None:
+    """The last try may be under way then."""
+    scene.allocated(A, scene.regions[0])
+    begun = []
+
+    async def read(*_of: Any) -> Any:
+        begun.append(scene.plugin.loop.time())
+        await asyncio.sleep(ANSWER_SECONDS * 0.6)
+        raise StoreUnavailableError("/srv/x.gbs: not read")
+
+    with mock.patch.object(scene.images, "load", read):
+        if tries == 1:
+            scene.lifecycle.seconds = ANSWER_SECONDS / 2
+        task = scene.prepare()
+        scene.pass_time(task.done)
+    assert len(begun) == tries
+    error = task.exception()
+    assert isinstance(error, NotFinishedError)
+    assert ("/srv/x.gbs: not read" in error.message) is (tries == 2)
 
 
 def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
@@ -1263,6 +1369,29 @@ def test_what_an_earlier_run_had_no_blank_for_is_scrubbed_before_the_answer(
     scene.plugin.work()
     task.result()
     assert scene.condition(region) is Condition.BLANK
+
+
+def test_a_port_that_cannot_be_opened_holds_up_neither_its_claim_nor_the_neighbours(
+    scene: ClaimScene,
+) -> None:
+    broken, other = scene.regions[:2]
+    for uid, region in ((A, broken), (B, other)):
+        scene.allocated(uid, region)
+        scene.prepared(uid)
+    opens = scene.rack.open_port
+
+    def fails(card: Card, region: Region) -> Any:
+        if region.id == broken:
+            raise HardwareError("the port cannot be opened (EIO)")
+        return opens(card, region)
+
+    with mock.patch.object(scene.rack, "open_port", fails):
+        for task in (scene.unprepare(A), scene.unprepare(B)):
+            scene.pass_time(task.done)
+            task.result()
+    assert scene.condition(broken) is Condition.FAULTED, "which is a taint"
+    assert scene.condition(other) is Condition.BLANK
+    assert scene.plugin.loop.time() < BEGIN + 1
 
 
 def test_a_region_that_others_may_open_by_its_node_holds_up_no_pod(scene: ClaimScene) -> None:
