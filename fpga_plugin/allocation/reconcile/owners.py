@@ -9,8 +9,8 @@ a card was compared, no device of it is given out (`Ledger.unreconciled`).
 An entry does not count if a call about the device was answered since kubelet wrote it: kubelet
 writes its checkpoint after it has its answer, and until then an entry may be that of a pod that
 ended. Nor does it count if its pod's cgroup is known to be gone, as the checkpoint keeps entries of
-dead pods; but the pod of an Allocate has no cgroup yet. Where two pods have entries for one device,
-the device's card is kept back until one of them is gone.
+dead pods, also of another plugin's; but the pod of an Allocate has no cgroup yet. Where two pods
+have entries for one device, the device's card is kept back until one of them is gone.
 """
 
 import asyncio
@@ -129,7 +129,10 @@ class Owners:
             before = Counter(self._ledger.activity)
             checkpoint = await self._pods.checkpoint()
             named = _by_device(checkpoint)
-            gone = await asyncio.to_thread(known_gone, self._cgroups, self._strangers(named))
+            asked = self._strangers(named) | {
+                entry.pod_uid for of in self._foreign(checkpoint).values() for entry in of
+            }
+            gone = await asyncio.to_thread(known_gone, self._cgroups, asked)
             self._compare(checkpoint, named, gone, before)
             return checkpoint
 
@@ -168,6 +171,7 @@ class Owners:
             except FpgaPluginError as error:
                 if card_of(device) in ledger.cards:  # else it is asked about when it comes
                     problems[card_of(device)] = f"{device} of pod {min(holders)}: {error}"
+        self._look_for_foreign(checkpoint, gone)
         for card, problem in problems.items():
             if self._not_adopted.get(card) != problem:
                 log.warning("allocation not adopted", card=card, error=problem)
@@ -175,7 +179,6 @@ class Owners:
             ledger.keep_back(problems)
         finally:  # afterwards: the change is told to listeners, and one calls `card_changed`
             self._not_adopted = problems
-        self._look_for_foreign(checkpoint)
 
     def _is_older(self, device: DeviceId, stamp: Stamp | None) -> bool:
         """Whether the checkpoint may be older than the last answered call about a device."""
@@ -224,15 +227,19 @@ class Owners:
         self.adopted += 1
         log.warning("allocation adopted", device=device, pod=pod)
 
-    def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
-        """Keep back the cards of which another plugin's pods may have devices."""
+    def _foreign(self, checkpoint: Checkpoint) -> dict[CardId, Sequence[CheckpointEntry]]:
+        """What another plugin's pods may have of each card, by kubelet's records."""
         foreign = foreign_entries(checkpoint)
+        return {card.id: entries_of(card, foreign) for card in self._ledger.cards.values()}
+
+    def _look_for_foreign(self, checkpoint: Checkpoint, gone: Collection[PodUid]) -> None:
+        """Keep back the cards of which another plugin's pods may have devices."""
         cards: dict[CardId, str] = {}
-        for card in self._ledger.cards.values():
-            if entries := entries_of(card, foreign):
+        for card, held in self._foreign(checkpoint).items():
+            if entries := [entry for entry in held if entry.pod_uid not in gone]:
                 # Kubelet writes them in another order each time.
                 resource, pod = min((entry.resource, entry.pod_uid) for entry in entries)
-                cards[card.id] = (
+                cards[card] = (
                     f"pod {pod} holds devices of {resource} that another plugin gave it; drain the"
                     " node of such pods"
                 )

@@ -154,17 +154,66 @@ def test_a_pod_with_any_device_of_another_plugin_leaves_the_card_alone(ids: list
     assert set(ledger.foreign) == {CARD.id}
 
 
-# ------------------------------------------------------------------ whose an allocation is
-
-
 class Cgroups:
-    """Of pods that are known to be gone, and of others."""
+    """Of pods that are known to be gone, and of others.
 
-    def __init__(self, *gone: str) -> None:
-        self.gone = gone
+    Attributes:
+        asked: about which pods.
+        others: what is seen of the others.
+    """
+
+    def __init__(self, *gone: str, others: PodPresence = PodPresence.ALIVE) -> None:
+        self.gone, self.others = gone, others
+        self.asked: list[str] = []
 
     def state(self, pod: PodUid) -> PodPresence:
-        return PodPresence.GONE if pod in self.gone else PodPresence.ALIVE
+        self.asked.append(pod)
+        return PodPresence.GONE if pod in self.gone else self.others
+
+
+def test_a_card_is_left_alone_until_all_of_another_plugins_pods_are_gone() -> None:
+    """With DRA kubelet never writes its checkpoint: it names dead pods for good."""
+    ledger, _ = make_ledger(CARD)
+    theirs = records(
+        held("dfl-port.0", pod="a"),
+        held("dfl-fme.0", pod="b", resource=WHOLE),
+        held("gpu-0", pod="c", resource=ResourceName("acme.example/gpu")),
+    )
+    cgroups = Cgroups()
+    owners = Owners(ledger, cgroups, Records())  # type: ignore[arg-type]
+    for gone, named in ((), "ab"), (("b",), "a"), (("a",), "b"), (("a", "b"), ""):
+        cgroups.gone, cgroups.asked = gone, []
+        adopt(owners, theirs)
+        assert set(ledger.foreign) == ({CARD.id} if named else set())
+        assert not named or any(f"pod {one} holds" in ledger.foreign[CARD.id] for one in named)
+        assert sorted(cgroups.asked) == ["a", "b"], "of other devices nobody has to know"
+    assert not owners.doubtful
+
+
+@pytest.mark.parametrize("others", [one for one in PodPresence if one is not PodPresence.GONE])
+def test_a_pod_of_another_plugin_of_which_nothing_is_known_has_its_card(
+    others: PodPresence,
+) -> None:
+    ledger, _ = make_ledger(CARD)
+    owners = Owners(ledger, Cgroups(others=others), Records())  # type: ignore[arg-type]
+    adopt(owners, records(held("dfl-port.0")))
+    assert set(ledger.foreign) == {CARD.id}
+
+
+def test_what_keeps_a_card_back_beside_another_plugins_pod_goes_on_doing_so() -> None:
+    """Whoever hears of the card's change asks again what kept it back (`Reconciler`)."""
+    ledger = without_journal(CARD)
+    cgroups = Cgroups()
+    owners = Owners(ledger, cgroups, Records())  # type: ignore[arg-type]
+    ledger.subscribe(lambda card: owners.card_changed(card or CARD.id))
+    for gone, foreign in ((), {CARD.id}), (("b",), set()):
+        cgroups.gone = gone
+        adopt(owners, records(held(AWAY), held("dfl-port.0", pod="b")))
+        assert set(ledger.foreign) == foreign
+        assert ledger.unreconciled == {CARD.id}
+
+
+# ------------------------------------------------------------------ whose an allocation is
 
 
 def owned(pod: str | None = "a") -> Ledger:
