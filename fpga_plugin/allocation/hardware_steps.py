@@ -39,14 +39,15 @@ class HardwareSteps:
             blank: AFU id of the blank bitstream for its interface id, None without one.
 
         A region that went and came back is a new one; its instance shows it, even if the plugin
-        missed its absence. A journalled condition holds if the hardware agrees; every other region
-        is DIRTY.
+        missed its absence. A journalled condition holds if the hardware agrees, or if the region is
+        its owner's (`_is_owners`); every other region is DIRTY.
         """
         step = Step(self._state)
         change = step.change
+        before = self._state.cards.get(card.id)
+        self._state.show(card)
         if card.reprogrammable and not self._naming.serves_functions:
             self._naming.name_card(change, card)
-        before = self._state.cards.get(card.id)
         self._new_to_journal(change, card)
         known = {region.id: region for region in (before.regions if before else ())}
         present = {region.id: region for region in card.regions}
@@ -71,7 +72,6 @@ class HardwareSteps:
                 new = RegionRecord(region.id, Condition.DIRTY, "the card went and came back")
             if new != record:
                 change.regions[region.id] = new
-        self._state.show(card)
         self._note_numbers(change, card)
         self._state.doubt(change)
         self._see(change, observed)
@@ -133,6 +133,10 @@ class HardwareSteps:
         # A store that does not answer is no reason to withdraw what an owner has.
         theirs = owned and blank is None and not keeps
         match record.condition:
+            case Condition.BLANK | Condition.UNBLANKED | Condition.PROGRAMMED if (
+                record.afu_id is not None and self._is_owners(record.region, observed)
+            ):
+                return record
             case Condition.BLANK if left and (observed == blank or theirs):
                 return record
             case Condition.UNBLANKED if left:
@@ -196,17 +200,23 @@ class HardwareSteps:
         step.commit([card] if self._state.failing != had else ())
 
     def as_left(self, region: RegionId, observed: AfuId | None) -> bool:
-        """Whether a region still reads as the plugin left it.
-
-        An owned region that cannot be read (None) passes: its health signals say why, and it is
-        read again before a container gets it.
-        """
-        record, allocation = self._state.record(region), self._state.region_allocation(region)
+        """Whether a region still reads as the plugin left it, or is its owner's (`_is_owners`)."""
+        record = self._state.record(region)
         if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
             return True
-        if allocation is not None and allocation.used and self._state.left_to_owner(region):
-            return True
-        return observed is None and allocation is not None
+        return self._is_owners(region, observed)
+
+    def _is_owners(self, region: RegionId, observed: AfuId | None) -> bool:
+        """Whether a region counts as its owner's, although it does not read as it was left.
+
+        Its owner may run, and it cannot be read (None), of which the health signals tell, or the
+        owner may have loaded what it shows. Its containers may restart on it without a call. What
+        is handed over anew is verified first.
+        """
+        allocation = self._state.region_allocation(region)
+        if allocation is None or not allocation.used:
+            return False
+        return observed is None or self._state.left_to_owner(region)
 
     def verify(
         self, card: CardId, observed: Mapping[RegionId, AfuId | None]

@@ -271,11 +271,11 @@ BUGS = {
         also=(
             (
                 "allocation/reconcile/owners.py",
-                "            if self._is_older(device, checkpoint.stamp):\n",
+                "            older = self._is_older(device, checkpoint.stamp)\n",
                 (
                     "            if card_of(device) not in ledger.unreconciled:\n"
                     "                continue\n"
-                    "            if self._is_older(device, checkpoint.stamp):\n"
+                    "            older = self._is_older(device, checkpoint.stamp)\n"
                 ),
             ),
         ),

@@ -8,9 +8,10 @@ a card was compared, no device of it is given out (`Ledger.unreconciled`).
 
 An entry does not count if a call about the device was answered since kubelet wrote it: kubelet
 writes its checkpoint after it has its answer, and until then an entry may be that of a pod that
-ended. Nor does it count if its pod's cgroup is known to be gone, as the checkpoint keeps entries of
-dead pods; but the pod of an Allocate has no cgroup yet. Where two pods have entries for one device,
-the device's card is kept back until one of them is gone.
+ended. (Of several pods, at least one did not.) Nor does it count if its pod's cgroup is known to be
+gone, as the checkpoint keeps entries of dead pods, also of another plugin's; but the pod of an
+Allocate has no cgroup yet. Where two pods have entries for one device, the device's card is kept
+back until one of them is gone, whether the ledger knows one of them or none.
 """
 
 import asyncio
@@ -129,12 +130,18 @@ class Owners:
             before = Counter(self._ledger.activity)
             checkpoint = await self._pods.checkpoint()
             named = _by_device(checkpoint)
-            gone = await asyncio.to_thread(known_gone, self._cgroups, self._strangers(named))
+            asked = self._strangers(named) | {
+                entry.pod_uid for of in self._foreign(checkpoint).values() for entry in of
+            }
+            gone = await asyncio.to_thread(known_gone, self._cgroups, asked)
             self._compare(checkpoint, named, gone, before)
             return checkpoint
 
     def _strangers(self, named: Mapping[DeviceId, "_Holders"]) -> set[PodUid]:
-        """Pods that the ledger does not have as the owners of what the checkpoint names."""
+        """Pods that the ledger does not have as the owners of what the checkpoint names.
+
+        Where several are named, the owner is one of them, once it must have had a cgroup.
+        """
         ledger = self._ledger
         return {
             pod
@@ -142,6 +149,7 @@ class Owners:
             for pod in pods
             if (allocation := ledger.allocations.get(device)) is None
             or allocation.pod not in {None, pod}
+            or (allocation.used and len(pods) > 1)
             or ledger.claim_owner_of(device) is not None
         }
 
@@ -158,16 +166,19 @@ class Owners:
         busy = {each for each in named if ledger.activity[each] != before.get(each, 0)}
         self._not_compared = set(map(card_of, busy))
         for device in sorted(named.keys() - busy):
-            if self._is_older(device, checkpoint.stamp):
-                continue
             holders = {pod: of for pod, of in named[device].items() if pod not in gone}
+            older = self._is_older(device, checkpoint.stamp)
             try:
-                self._learn(device, holders)
+                if not older:
+                    self._learn(device, holders)
+                elif holders:  # of several, one at least is not whom the last call was about
+                    _check_one(named[device])
             except JournalError:
                 raise
             except FpgaPluginError as error:
                 if card_of(device) in ledger.cards:  # else it is asked about when it comes
                     problems[card_of(device)] = f"{device} of pod {min(holders)}: {error}"
+        self._look_for_foreign(checkpoint, gone)
         for card, problem in problems.items():
             if self._not_adopted.get(card) != problem:
                 log.warning("allocation not adopted", card=card, error=problem)
@@ -175,7 +186,6 @@ class Owners:
             ledger.keep_back(problems)
         finally:  # afterwards: the change is told to listeners, and one calls `card_changed`
             self._not_adopted = problems
-        self._look_for_foreign(checkpoint)
 
     def _is_older(self, device: DeviceId, stamp: Stamp | None) -> bool:
         """Whether the checkpoint may be older than the last answered call about a device."""
@@ -204,16 +214,16 @@ class Owners:
             pods = [
                 p for p, of in holders.items() if any(e.resource == allocation.resource for e in of)
             ]
-            if len(pods) == 1:
-                ledger.device_plugin.bind_pod([device], pods[0])
-                log.debug("owner of an allocation found", device=device, pod=pods[0])
-            return
+            if not pods:
+                return
+            _check_one(pods)
+            ledger.device_plugin.bind_pod([device], pods[0])
+            log.debug("owner of an allocation found", device=device, pod=pods[0])
+            allocation = ledger.allocations[device]
+        # Of several the ledger may know one: the others' processes are known to nobody.
+        _check_one(holders)
         if not holders or (allocation is not None and allocation.pod in holders):
             return
-        if len(holders) > 1:
-            raise RefusedError(
-                f"kubelet's checkpoint names several pods: {', '.join(sorted(holders))}"
-            )
         ((pod, entries),) = holders.items()
         env = granted_nodes(entries)
         if allocation is None:
@@ -224,15 +234,19 @@ class Owners:
         self.adopted += 1
         log.warning("allocation adopted", device=device, pod=pod)
 
-    def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
-        """Keep back the cards of which another plugin's pods may have devices."""
+    def _foreign(self, checkpoint: Checkpoint) -> dict[CardId, Sequence[CheckpointEntry]]:
+        """What another plugin's pods may have of each card, by kubelet's records."""
         foreign = foreign_entries(checkpoint)
+        return {card.id: entries_of(card, foreign) for card in self._ledger.cards.values()}
+
+    def _look_for_foreign(self, checkpoint: Checkpoint, gone: Collection[PodUid]) -> None:
+        """Keep back the cards of which another plugin's pods may have devices."""
         cards: dict[CardId, str] = {}
-        for card in self._ledger.cards.values():
-            if entries := entries_of(card, foreign):
+        for card, held in self._foreign(checkpoint).items():
+            if entries := [entry for entry in held if entry.pod_uid not in gone]:
                 # Kubelet writes them in another order each time.
                 resource, pod = min((entry.resource, entry.pod_uid) for entry in entries)
-                cards[card.id] = (
+                cards[card] = (
                     f"pod {pod} holds devices of {resource} that another plugin gave it; drain the"
                     " node of such pods"
                 )
@@ -270,6 +284,16 @@ class Owners:
 
 
 _Holders = Mapping[PodUid, Sequence[CheckpointEntry]]
+
+
+def _check_one(pods: Collection[PodUid]) -> None:
+    """Check that kubelet's checkpoint names no more than one pod for a device.
+
+    Raises:
+        RefusedError: it names several.
+    """
+    if len(pods) > 1:
+        raise RefusedError(f"kubelet's checkpoint names several pods: {', '.join(sorted(pods))}")
 
 
 def _by_device(checkpoint: Checkpoint) -> dict[DeviceId, _Holders]:

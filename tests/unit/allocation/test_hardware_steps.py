@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
-from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub
+from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
 
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, Condition, RegionRecord
@@ -15,10 +15,11 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import function_name
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ids import AfuId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
 CARD = make_card(1)
+OTHER_AFU = AfuId("a" * 32)
 R0, R1 = (region.id for region in CARD.regions)
 
 
@@ -135,23 +136,29 @@ def test_a_poisoned_region_that_answers_again_is_worth_another_scrub() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owned", "observed", "after"),
+    ("owned", "used", "observed", "after"),
     [
-        (False, BLANK, Condition.BLANK),
-        (False, AFU, Condition.DIRTY),
-        (False, None, Condition.DIRTY),
-        (True, AFU, Condition.PROGRAMMED),
-        (True, BLANK, Condition.DIRTY),
-        (True, None, Condition.PROGRAMMED),
+        (False, False, BLANK, Condition.BLANK),
+        (False, False, AFU, Condition.DIRTY),
+        (False, False, None, Condition.DIRTY),
+        (True, True, AFU, Condition.PROGRAMMED),
+        (True, True, BLANK, Condition.DIRTY),
+        (True, True, None, Condition.PROGRAMMED),
+        (True, False, AFU, Condition.PROGRAMMED),
+        (True, False, None, Condition.DIRTY),
     ],
 )
-def test_what_reads_otherwise_than_it_was_left_is_dirty(*, owned: bool, observed, after) -> None:
-    """Somebody else programmed it. That an owner's region cannot be read says nothing yet."""
+def test_what_reads_otherwise_than_it_was_left_is_dirty(
+    *, owned: bool, used: bool, observed, after
+) -> None:
+    """Somebody else programmed it. That it cannot be read says nothing while its owner may run."""
     ledger, _ = make_ledger(CARD)
     if owned:
         ledger.device_plugin.allocate(REGIONS, [DeviceId(R0)])
         ledger.work.working([R0])
         ledger.work.programmed(R0, AFU)
+    if used:
+        start(ledger, DeviceId(R0), program=False)
     before = ledger.record(R0)
     changed = ledger.hardware.verify(CARD.id, {R0: observed})
     assert condition(ledger) is after
@@ -300,6 +307,41 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     ledger.hardware.card_found(CARD, {R0: observed, R1: BLANK}, blank)
     assert condition(ledger) is after
+
+
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("observed", [AFU, BLANK, OTHER_AFU, None])
+@pytest.mark.parametrize("has", ["nothing", "allocation", "blank", "image"])
+def test_a_restart_takes_from_an_owner_what_the_running_plugin_would_and_no_more(
+    has: str, observed: AfuId | None, *, loads: bool
+) -> None:
+    """Else a restart, as at an upgrade, withdraws the claim of a pod that runs."""
+    card = replace(CARD, owner_loads=loads)
+    ledger, journal = make_ledger(card)
+    if has != "nothing":
+        ledger.device_plugin.allocate(REGIONS, [DeviceId(R0)])
+    if has in {"blank", "image"}:
+        start(ledger, DeviceId(R0), program=has == "image")
+    left = ledger.hardware.as_left(R0, observed)
+    again = reopened(journal)
+    again.hardware.card_found(card, {R0: observed, R1: BLANK}, BLANK)
+    assert (again.record(R0) == ledger.record(R0)) is left
+    assert left is (
+        observed == (AFU if has == "image" else BLANK)
+        or (has in {"blank", "image"} and observed is None)
+        or (has == "blank" and loads)
+    )
+
+
+def test_what_was_never_known_is_not_an_owners_though_it_cannot_be_read() -> None:
+    """Of what is handed over the journal has the AFU id."""
+    ledger, journal = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [DeviceId(R0)])
+    start(ledger, DeviceId(R0))
+    ledger.commit(Change(regions={R0: replace(ledger.record(R0), afu_id=None)}))
+    again = reopened(journal)
+    again.hardware.card_found(CARD, {R0: None, R1: BLANK}, BLANK)
+    assert condition(again) is Condition.DIRTY
 
 
 def test_a_missing_blank_is_no_silent_store_where_the_owner_has_a_function() -> None:

@@ -11,16 +11,17 @@ import pytest
 from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.kubelet import entry, write_checkpoint
 from doubles.loops import beside, until
-from ledger_support import MemoryJournal
+from ledger_support import MemoryJournal, start
 from structlog.testing import capture_logs
 
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.names import card_of
+from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.reconcile import owners
 from fpga_plugin.allocation.reconcile.owners import Owners
 from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.ids import DeviceId
-from fpga_plugin.kubernetes.cgroup import PodCgroups
+from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import FILE_NAME
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -217,6 +218,60 @@ def test_what_was_answered_is_forgotten_once_kubelet_has_written(world: World) -
     world.write((A, P0))
     world.look()
     assert not world.owners._answered
+
+
+def compare(world: World) -> None:
+    """As the reconciler does."""
+    world.look()
+    world.ledger.reconciled(world.owners.settled)
+
+
+@pytest.mark.parametrize("how", ["deallocated", "deallocated and gone", "released"])
+def test_the_end_of_one_of_two_pods_gives_the_other_ones_region_to_nobody(
+    world: World, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it scrubbed: the record is older than that end, and still says that two had it."""
+    world.allocate()
+    world.write((A, P0))
+    compare(world)
+    start(world.ledger, P0)
+    world.write((A, P0), (B, P0))
+    compare(world)
+    assert world.pod() == A
+    world.ledger.device_plugin.release([P0])
+    if how != "released":
+        world.owners.answered([P0])
+    if how == "deallocated and gone":
+        states = {A: PodPresence.GONE, B: PodPresence.ALIVE}
+        monkeypatch.setattr(world.owners._cgroups, "state", states.__getitem__)
+    for _ in range(2):
+        compare(world)
+        assert world.ledger.unreconciled == {CARD.id}
+        assert world.ledger.obstacles.first(P0, Stops.SCRUB)
+        assert not world.ledger.allocations
+    world.write((B, P0))
+    compare(world)
+    assert world.pod() == B
+    assert world.ledger.allocations[P0].used
+    assert world.ledger.unreconciled == set()
+
+
+@pytest.mark.parametrize("entries", [[(A, P0)], [(A, P0), (B, P0)]])
+def test_an_older_record_of_a_pod_that_ended_keeps_nothing_back(
+    world: World, entries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names that pod alone, or others that are gone."""
+    world.allocate()
+    world.write((A, P0))
+    compare(world)
+    world.write(*entries)
+    world.ledger.device_plugin.release([P0])
+    world.owners.answered([P0])
+    if len(entries) > 1:
+        monkeypatch.setattr(world.owners._cgroups, "state", lambda _: PodPresence.GONE)
+    compare(world)
+    assert not world.ledger.allocations
+    assert world.ledger.unreconciled == set()
 
 
 # ------------------------------------------------------------------ when it looks

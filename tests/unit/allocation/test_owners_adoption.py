@@ -9,11 +9,11 @@ import pytest
 from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.journal import NoJournal
 from doubles.kubelet import POD
-from ledger_support import make_ledger
+from ledger_support import former, make_ledger, start
 from structlog.testing import capture_logs
 
 from fpga_plugin.allocation.journal.journal import JournalError
-from fpga_plugin.allocation.journal.records import Change, ClaimOwner
+from fpga_plugin.allocation.journal.records import Change, ClaimOwner, Condition
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.allocation.reconcile.owners import Owners
@@ -154,17 +154,66 @@ def test_a_pod_with_any_device_of_another_plugin_leaves_the_card_alone(ids: list
     assert set(ledger.foreign) == {CARD.id}
 
 
-# ------------------------------------------------------------------ whose an allocation is
-
-
 class Cgroups:
-    """Of pods that are known to be gone, and of others."""
+    """Of pods that are known to be gone, and of others.
 
-    def __init__(self, *gone: str) -> None:
-        self.gone = gone
+    Attributes:
+        asked: about which pods.
+        others: what is seen of the others.
+    """
+
+    def __init__(self, *gone: str, others: PodPresence = PodPresence.ALIVE) -> None:
+        self.gone, self.others = gone, others
+        self.asked: list[str] = []
 
     def state(self, pod: PodUid) -> PodPresence:
-        return PodPresence.GONE if pod in self.gone else PodPresence.ALIVE
+        self.asked.append(pod)
+        return PodPresence.GONE if pod in self.gone else self.others
+
+
+def test_a_card_is_left_alone_until_all_of_another_plugins_pods_are_gone() -> None:
+    """With DRA kubelet never writes its checkpoint: it names dead pods for good."""
+    ledger, _ = make_ledger(CARD)
+    theirs = records(
+        held("dfl-port.0", pod="a"),
+        held("dfl-fme.0", pod="b", resource=WHOLE),
+        held("gpu-0", pod="c", resource=ResourceName("acme.example/gpu")),
+    )
+    cgroups = Cgroups()
+    owners = Owners(ledger, cgroups, Records())  # type: ignore[arg-type]
+    for gone, named in ((), "ab"), (("b",), "a"), (("a",), "b"), (("a", "b"), ""):
+        cgroups.gone, cgroups.asked = gone, []
+        adopt(owners, theirs)
+        assert set(ledger.foreign) == ({CARD.id} if named else set())
+        assert not named or any(f"pod {one} holds" in ledger.foreign[CARD.id] for one in named)
+        assert sorted(cgroups.asked) == ["a", "b"], "of other devices nobody has to know"
+    assert not owners.doubtful
+
+
+@pytest.mark.parametrize("others", [one for one in PodPresence if one is not PodPresence.GONE])
+def test_a_pod_of_another_plugin_of_which_nothing_is_known_has_its_card(
+    others: PodPresence,
+) -> None:
+    ledger, _ = make_ledger(CARD)
+    owners = Owners(ledger, Cgroups(others=others), Records())  # type: ignore[arg-type]
+    adopt(owners, records(held("dfl-port.0")))
+    assert set(ledger.foreign) == {CARD.id}
+
+
+def test_what_keeps_a_card_back_beside_another_plugins_pod_goes_on_doing_so() -> None:
+    """Whoever hears of the card's change asks again what kept it back (`Reconciler`)."""
+    ledger = without_journal(CARD)
+    cgroups = Cgroups()
+    owners = Owners(ledger, cgroups, Records())  # type: ignore[arg-type]
+    ledger.subscribe(lambda card: owners.card_changed(card or CARD.id))
+    for gone, foreign in ((), {CARD.id}), (("b",), set()):
+        cgroups.gone = gone
+        adopt(owners, records(held(AWAY), held("dfl-port.0", pod="b")))
+        assert set(ledger.foreign) == foreign
+        assert ledger.unreconciled == {CARD.id}
+
+
+# ------------------------------------------------------------------ whose an allocation is
 
 
 def owned(pod: str | None = "a") -> Ledger:
@@ -191,7 +240,6 @@ def test_a_record_of_a_pod_that_is_gone_takes_nothing_from_the_owner() -> None:
     ("pod", "entries", "adopted"),
     [
         ("a", [held(P0, pod="a")], 0),
-        ("a", [held(P0, pod="a"), held(P0, pod="b")], 0),
         (None, [held(P0, pod="a")], 0),
         ("a", [held(P0, pod="b")], 1),
         ("a", [held(P0, pod="a"), held(P1, pod="b")], 1),
@@ -205,6 +253,78 @@ def test_what_the_ledger_knew_is_not_counted_as_adopted(
     adopt(owners, records(*entries))
     assert not owners.doubtful
     assert owners.adopted == adopted
+
+
+R0 = CARD.regions[0].id
+BOTH = (held(P0, pod="a"), held(P0, pod="b"))
+
+
+def stopped(ledger: Ledger) -> set[Stops]:
+    """What is not done now with P0, which has an owner."""
+    asked = (Stops.OWNER, Stops.REPEAT, Stops.START, Stops.SCRUB)
+    return {what for what in asked if ledger.obstacles.first(R0, what)}
+
+
+@pytest.mark.parametrize("says", ["record", "cgroup"])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_device_of_two_pods_is_kept_back_until_one_of_them_is_gone(first: str, says: str) -> None:
+    """The ledger's owner goes on; the other's processes are known to nobody."""
+    ledger = owned("a")
+    start(ledger, P0)
+    number = ledger.allocations[P0].number
+    cgroups = Cgroups()
+    owners = Owners(ledger, cgroups, Records())  # type: ignore[arg-type]
+    for _ in range(2):
+        adopt(owners, records(*BOTH))
+        assert ledger.unreconciled == {CARD.id}
+        assert ledger.allocations[P0].pod == "a"
+        assert stopped(ledger) == {Stops.REPEAT, Stops.SCRUB}
+    if says == "cgroup":
+        cgroups.gone = (first,)
+        adopt(owners, records(*BOTH))
+    else:
+        adopt(owners, records(*(one for one in BOTH if one.pod_uid != first)))
+    assert ledger.unreconciled == set()
+    assert stopped(ledger) == set()
+    allocation = ledger.allocations[P0]
+    if first == "b":
+        assert (allocation.pod, allocation.number) == ("a", number)
+        assert ledger.record(R0).condition is Condition.PROGRAMMED
+    else:
+        assert allocation.pod == "b"
+        assert allocation.used, "it may run: nothing is scrubbed under it"
+        assert ledger.record(R0).condition is Condition.DIRTY
+        assert former(ledger, R0) == {"a"}
+    ledger.device_plugin.release([P0])
+    assert former(ledger, R0) == {"a", allocation.pod}, "both are waited for before the scrub"
+
+
+def test_an_owner_that_did_not_start_yet_is_not_gone_without_a_cgroup() -> None:
+    """Kubelet makes a pod's cgroup after it has called Allocate."""
+    ledger = owned("a")
+    owners = Owners(ledger, Cgroups("a"), Records())  # type: ignore[arg-type]
+    adopt(owners, records(*BOTH))
+    assert ledger.unreconciled == {CARD.id}
+    assert ledger.allocations[P0].pod == "a"
+
+
+def test_of_two_pods_that_may_have_an_allocation_none_is_its_owner_and_the_card_waits() -> None:
+    ledger = owned(None)
+    owners = Owners(ledger, Cgroups("a", "b"), Records())  # type: ignore[arg-type]
+    adopt(owners, records(*BOTH))
+    assert ledger.unreconciled == {CARD.id}
+    assert ledger.allocations[P0].pod is None
+    adopt(owners, records(held(P0, pod="b")))
+    assert ledger.unreconciled == set()
+    assert ledger.allocations[P0].pod == "b"
+
+
+def test_who_has_the_device_by_another_resource_keeps_the_card_of_the_owner_back() -> None:
+    ledger = owned(None)
+    old = ResourceName(REGIONS.replace(PREFIX, "old.example"))
+    adopt(owners_of(ledger), records(held(P0, pod="a"), held(P0, pod="b", resource=old)))
+    assert ledger.allocations[P0].pod == "a"
+    assert ledger.unreconciled == {CARD.id}
 
 
 def test_one_of_a_pods_entries_for_a_device_names_the_allocations_resource() -> None:
@@ -284,9 +404,12 @@ def test_a_dead_pods_entry_does_not_keep_back_what_a_claim_has(
 def test_an_entry_that_was_there_when_the_claim_got_the_device_is_an_old_one() -> None:
     """With DRA kubelet never writes its checkpoint; without cgroups its pods are not known gone."""
     ledger = claimed(known=True)
-    adopt(owners_of(ledger), records(held(P0, pod="b")))
-    assert ledger.unreconciled == set()
-    assert ledger.claim_owner_of(P0) is not None
+    owners = owners_of(ledger)
+    for entries in ([held(P0, pod="b")], [held(P0, pod="b"), held(P0, pod="c")]):
+        adopt(owners, records(*entries))
+        assert ledger.unreconciled == set()
+        assert ledger.claim_owner_of(P0) is not None
+        assert owners.adopted == 0
 
 
 def test_one_comparison_ends_before_the_next_begins() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from ledger_support import doubt_owners
+from ledger_support import doubt_owners, trouble
 from test_lifecycle import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.allocation.dra_steps import DeviceOwnedError
@@ -119,6 +119,38 @@ def test_a_claim_that_the_journal_lost_is_adopted_with_its_file_before_anything_
     assert not scene.ledger.unreconciled
     assert "claim adopted" in scene.logged
     assert scene.ledger.record(two).condition is Condition.BLANK, "nobody has it: it is scrubbed"
+
+
+@pytest.mark.parametrize("what", ["loaded", "hangs", "hangs blank"])
+def test_what_a_running_pod_did_to_its_region_withdraws_no_claim_at_a_restart(
+    scene: RecordScene, what: str
+) -> None:
+    """Its containers restart without a call, and need the claim's file."""
+    region = scene.regions[0]
+    board, slot = scene.rack.boards[card_of(region)], scene.rack.slot(region)
+    board.card = replace(board.card, owner_loads=what == "loaded")
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    scene.allocated(A, region, wants=AFU if what == "hangs" else None)
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.pod("pod-2")
+    scene.write({A: (name(region),)}, "pod-1", "pod-2")
+    if what == "loaded":
+        slot.afu = OTHER
+    else:
+        slot.silent = "hung"
+    scene.restart()
+    scene.plugin.begin(scene.files.begin())
+    assert scene.look()
+    scene.plugin.work()
+    assert scene.file(A)
+    assert "claim withdrawn" not in scene.logged
+    assert bool(trouble(scene.ledger, region)) is bool(slot.silent), "its health says that it hangs"
+    scene.rack.done.clear()
+    scene.allocated(A, region, wants=AFU if what == "hangs" else None, pods=("pod-2", "pod-3"))
+    scene.prepared()
+    assert scene.rack.done == [], "a further pod gets what the claim has: the others run on it"
 
 
 @pytest.mark.parametrize("what", ["nonsense", "directory"])
