@@ -11,12 +11,17 @@ but none is written for it: its region's contents are unknown (docs/architecture
 Files are written and removed in a thread. Meanwhile the claim may end, be allocated again, or be
 prepared with other devices. So the ledger is asked again afterwards, until the file is what the
 ledger says: an outdated file would let containers start with another claim's region.
+
+Before a claim ends, or its preparation is withdrawn, its file goes and stays away while kubelet's
+record is read (`withhold`): further pods of a prepared claim start without a call, and kubelet
+writes them down before they do.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -44,14 +49,14 @@ class ClaimFiles:
 
     Attributes:
         cdi: the same; it blocks.
-        learn: learns of the pods that kubelet's record names: further pods of a prepared claim
-            start without a call.
+        learn: learns of the pods of a claim whose containers may have started with its file.
     """
 
     def __init__(self, ledger: Ledger, cdi: CdiFiles) -> None:
         self._ledger = ledger
         self.cdi = cdi
-        self.learn: Callable[[], Awaitable[None]] = _nothing
+        self.learn: Callable[[ClaimUid], Awaitable[None]] = _nothing
+        self._locks = WeakValueDictionary[ClaimUid, asyncio.Lock]()
         self._missing = set(ledger.claim_owners)
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
@@ -104,8 +109,17 @@ class ClaimFiles:
         Returns the claim as its file has it; None: it has no valid file.
 
         Raises:
-            FpgaPluginError: the file cannot be written or removed, or the journal not be written.
+            FpgaPluginError: the file cannot be written or removed, the journal not be written, or
+                kubelet's record not be read.
         """
+        async with self._lock(uid):
+            return await self._settle(uid, again=again)
+
+    def _lock(self, uid: ClaimUid) -> asyncio.Lock:
+        """Nobody writes a claim's file while it is withheld."""
+        return self._locks.setdefault(uid, asyncio.Lock())
+
+    async def _settle(self, uid: ClaimUid, *, again: bool) -> ClaimOwner | None:
         ledger = self._ledger
         written: ClaimOwner | None = None
         content: object = None
@@ -141,7 +155,7 @@ class ClaimFiles:
 
     async def _dropped(self, stale: ClaimOwner) -> bool:
         """Remove a file; returns whether its claim needs one again."""
-        if (after := await self.withhold(stale)) is None:
+        if (after := await self._withhold(stale)) is None:
             return False
         why = self._ledger.dra.preparation_error(after)
         if why and self._is_there(after):
@@ -170,7 +184,7 @@ class ClaimFiles:
         """Withdraw a preparation that no longer matches what the claim asks for.
 
         Raises:
-            FpgaPluginError: the file cannot be removed, or the journal not be written.
+            FpgaPluginError: as of `withhold`.
         """
         if (after := await self.withhold(owner)) is not None:
             self._withdrawn(after, why)
@@ -179,16 +193,20 @@ class ClaimFiles:
         """Let no further container start with a claim, and learn of the pods whose containers did.
 
         In this order: a pod that starts with the file is in kubelet's record before. Returns the
-        claim if it is prepared.
+        claim if it is prepared; what the caller does then, it does at once.
 
         Raises:
             FpgaPluginError: the file may still be there, the record cannot be read, or what it says
                 not be written.
         """
+        async with self._lock(owner.uid):
+            return await self._withhold(owner)
+
+    async def _withhold(self, owner: ClaimOwner) -> ClaimOwner | None:
         uid, ledger = owner.uid, self._ledger
+        self._missing.add(uid)  # first: the thread goes on even if nobody waits any more
         await self.remove(uid, owner)
-        self._missing.add(uid)
-        await self.learn()
+        await self.learn(uid)
         after = ledger.claim_owners.get(uid)
         if after is not None and ledger.dra.is_prepared(after):
             return after
@@ -207,5 +225,5 @@ class ClaimFiles:
         )
 
 
-async def _nothing() -> None:
+async def _nothing(_uid: ClaimUid) -> None:
     """Until somebody can read kubelet's record."""

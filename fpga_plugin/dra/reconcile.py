@@ -42,7 +42,7 @@ from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.host.watcher import Look, Watcher, hint_for
 from fpga_plugin.ids import CardId, DeviceId
-from fpga_plugin.kubernetes.cgroup import known_gone
+from fpga_plugin.kubernetes.cgroup import known_gone, known_idle
 from fpga_plugin.kubernetes.kubelet.dra_record import (
     FILE_NAME,
     RecordedClaim,
@@ -161,7 +161,7 @@ class ClaimReconciler:
         seen = set(self._ledger.cards)
         try:
             self._ends.recorded = record = await self._read()
-            self._join(record)
+            self._ledger.dra.join({uid: one.pods for uid, one in record.items()})
             gone = await asyncio.to_thread(
                 known_gone,
                 self._operations.cgroups,
@@ -229,16 +229,18 @@ class ClaimReconciler:
 
         return await asyncio.to_thread(read_record, self._root, ours)
 
-    async def learn(self) -> None:
-        """Learn of the pods that kubelet's record names by now.
+    async def learn(self, uid: ClaimUid) -> None:
+        """Learn of the pods of a claim, whose file is gone, by kubelet's record.
+
+        One without processes waits for its Prepare: its containers cannot have started, and cannot
+        start before.
 
         Raises:
-            FpgaPluginError: it cannot be read, or what it says not be written.
+            FpgaPluginError: the record cannot be read, or what it says not be written.
         """
-        self._join(await self._read())
-
-    def _join(self, record: Mapping[ClaimUid, RecordedClaim]) -> None:
-        self._ledger.dra.join({uid: one.pods for uid, one in record.items()})
+        if (one := (await self._read()).get(uid)) is not None:
+            idle = await asyncio.to_thread(known_idle, self._operations.cgroups, one.pods)
+            self._ledger.dra.join({uid: one.pods - idle})
 
     def _adopt(
         self,
@@ -290,7 +292,10 @@ class ClaimReconciler:
         ledger = self._ledger
         owner = ledger.claim_owners.get(one.uid)
         if owner is not None and owner.ended:
-            return set()
+            # It may be in force again, if the journal is older.
+            if ledger.unreconciled.isdisjoint(map(card_of, devices_of(one.devices))):
+                return set()
+            owner = None
         names = {*one.devices}
         if owner is not None:
             owner = self._grown(owner, one)

@@ -356,6 +356,14 @@ def known_gone(cgroups: PodCgroups, pods: Iterable[PodUid]) -> set[PodUid]:
     return {pod for pod in pods if cgroups.state(pod) is PodPresence.GONE}
 
 
+def known_idle(cgroups: PodCgroups, pods: Iterable[PodUid]) -> set[PodUid]:
+    """Those of these pods that certainly have no processes now; they may get some.
+
+    Blocks: call it from a thread.
+    """
+    return {pod for pod in pods if cgroups.state(pod) in {PodPresence.GONE, PodPresence.EMPTY}}
+
+
 def _own_pod() -> list[str]:
     """The uid of the pod that the plugin runs in, if it runs in one.
 

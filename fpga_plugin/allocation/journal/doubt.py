@@ -2,13 +2,13 @@
 
 In doubt is one that is damaged (SQLite has no checksums, so a damaged disk may turn one row into
 another), that lacks transactions, or that another run of the plugin wrote than the last one, or
-another version: `journal` finds that out. The rule is one for all of them. What gives
-trust is dropped: no region is clean or programmed, nothing is prepared, no claim has ended, no
-allocation counts as unused nor as one whose containers have all stopped, and any region may hold an
-owner's image. So is what is only true of the run that wrote it: the boot, and which of a pod's
-cgroups is meant. What takes trust away or something from others stays as far as it can be read:
-allocations and ResourceClaims, tenancies, faults, drained cards, pending memory clears, names.
-Kubelet's records may name owners that it lacks.
+another schema's: `journal` finds that out. The rule is one for all of them. What gives trust is
+dropped: no region is clean or programmed, nothing is prepared, no allocation counts as unused nor
+as one whose containers have all stopped, and any region may hold an owner's image. So is what is
+only true of the run that wrote it: the boot, and which of a pod's cgroups is meant. What takes
+trust away or something from others stays as far as it can be read: allocations and ResourceClaims,
+tenancies, faults, drained cards, pending memory clears, names. Kubelet's records may name owners
+that it lacks.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from fpga_plugin.allocation.journal.records import (
     CLEAN,
@@ -42,13 +43,13 @@ def doubted(told: Change, why: str, *, boot: str = "", claims: bool = False) -> 
     Args:
         told: what it says.
         why: it is in doubt.
-        boot: in which the plugin served last; empty: it says so itself.
+        boot: of the node, in which the plugin served last; empty: not known, and it may say so.
         claims: ResourceClaims may have devices that it lacks.
     """
     facts = told.facts | {Fact.LOST: why}
     holds = told.debug_holds
-    if boot and facts.get(Fact.BOOT) != boot:
-        # What the plugin did in that boot it did not write here: nothing is as in a boot before it.
+    if not (same_boot := boot in {"", facts.get(Fact.BOOT)}):
+        # In that boot another journal was written: pods may use what this one has as unused.
         facts[Fact.BOOT], holds = boot, {}
     if claims:
         facts.setdefault(
@@ -60,14 +61,16 @@ def doubted(told: Change, why: str, *, boot: str = "", claims: bool = False) -> 
         for device, allocation in told.allocations.items()
         if allocation is not None and card_of(device) not in both
     ]
-    # One that has ended may be prepared again since; its pods' tenancies stay.
-    owners = [one for one in told.claim_owners.values() if one is not None and not one.ended]
+    owners = [owner for owner in told.claim_owners.values() if owner is not None]
     return replace(
         unasked(told),
         facts=facts,
         allocations={allocation.device: allocation for allocation in allocations},
         regions={region: _doubted(record, why) for region, record in told.regions.items()},
-        tenancies={one.key: one for one in _tenancies(told, allocations)},
+        tenancies={
+            one.key: one if same_boot else replace(one, numbers=UNSET)
+            for one in _tenancies(told, allocations)
+        },
         claim_owners={owner.uid: replace(owner, boot="") for owner in owners},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
         debug_holds=holds,
@@ -84,7 +87,8 @@ def unasked(told: Change, *, claims: bool = False) -> Change:
     cards = map(card_of, (*told.regions, *told.allocations))
     facts = told.facts
     if claims and told.unreconciled:
-        facts = {Fact.RESOURCE_CLAIMS: "DRA ended before it had read kubelet's record"} | facts
+        why = "DRA served this node, and had not compared each card with kubelet's record of claims"
+        facts = {Fact.RESOURCE_CLAIMS: why} | facts
     return replace(told, facts=facts, unreconciled=told.unreconciled | dict.fromkeys(cards, True))
 
 

@@ -95,23 +95,23 @@ def test_a_container_of_any_allocation_may_have_started_and_every_tenancy_be_use
 
 
 def test_what_is_true_of_the_run_that_wrote_it_alone_is_not_believed() -> None:
-    """A static pod may have come again in another cgroup, and a claim that ended, too."""
+    """A static pod may have come again in another cgroup; device numbers are those of a boot."""
     here = Cgroup("/kubepods", "/kubepods/pod-1", 30, 7)
     hold = DebugHold(R0, FORMER, "space", "name", (), 60.0)
     told = Change(
         facts={Fact.BOOT: "boot 1"},
-        claim_owners={UID: replace(owner(UID, device(OTHER)), ended=True)},
-        tenancies=by_key(tenancy(R0, 1, FORMER, left=True, cgroups=(here,))),
+        tenancies=by_key(tenancy(R0, 1, FORMER, left=True, cgroups=(here,), numbers=("239:0",))),
         debug_holds={R0: hold},
     )
     found = doubted(told, "so")
-    assert found.claim_owners == {}
-    assert found.tenancies == by_key(tenancy(R0, 1, FORMER, used=True, left=True))
+    left = tenancy(R0, 1, FORMER, used=True, left=True, numbers=("239:0",))
+    assert found.tenancies == by_key(left)
     assert (found.facts[Fact.BOOT], found.debug_holds) == ("boot 1", {R0: hold})
     found = doubted(told, "so", boot="boot 1")
     assert (found.facts[Fact.BOOT], found.debug_holds) == ("boot 1", {R0: hold})
     found = doubted(told, "so", boot="boot 2")
     assert (found.facts[Fact.BOOT], found.debug_holds) == ("boot 2", {})
+    assert found.tenancies == by_key(tenancy(R0, 1, FORMER, used=True, left=True))
     assert doubted(Change(), "so", boot="boot 2").facts[Fact.BOOT] == "boot 2"
 
 

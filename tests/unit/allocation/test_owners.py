@@ -374,7 +374,13 @@ def test_it_looks_ever_less_often_until_an_allocate(world: World, monkeypatch) -
         assert min(filter(None, waits[before:])) < 0.07, "it begins again"
 
     monkeypatch.setattr(
-        owners, "asyncio", SimpleNamespace(timeout=noted, to_thread=asyncio.to_thread)
+        owners,
+        "asyncio",
+        SimpleNamespace(
+            timeout=noted,
+            to_thread=asyncio.to_thread,
+            get_running_loop=asyncio.get_running_loop,
+        ),
     )
     play(world, story)
 

@@ -4,6 +4,7 @@ Each of these broke without a fast test noticing (`make mutants`).
 """
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
@@ -171,8 +172,32 @@ class Cgroups:
         return PodPresence.GONE if pod in self.gone else self.others
 
 
-def test_a_card_is_left_alone_until_all_of_another_plugins_pods_are_gone() -> None:
+SETTLED = "fpga_plugin.allocation.reconcile.owners.SETTLED"
+
+
+def test_another_plugins_pod_without_a_cgroup_has_its_card_while_the_checkpoint_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kubelet writes it before it makes the cgroup."""
+    ledger, _ = make_ledger(CARD)
+    owners = Owners(ledger, Cgroups("a"), Records())  # type: ignore[arg-type]
+    theirs = records(held("dfl-port.0", pod="a"))
+    for _ in range(2):
+        adopt(owners, theirs)
+        assert set(ledger.foreign) == {CARD.id}
+    monkeypatch.setattr(SETTLED, 0.0)  # time passes
+    adopt(owners, theirs)
+    assert not ledger.foreign
+    monkeypatch.setattr(SETTLED, 10.0)
+    adopt(owners, replace(theirs, stamp=(1, 2, 3)))
+    assert set(ledger.foreign) == {CARD.id}, "it was written again"
+
+
+def test_a_card_is_left_alone_until_all_of_another_plugins_pods_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With DRA kubelet never writes its checkpoint: it names dead pods for good."""
+    monkeypatch.setattr(SETTLED, 0.0)
     ledger, _ = make_ledger(CARD)
     theirs = records(
         held("dfl-port.0", pod="a"),
@@ -200,8 +225,11 @@ def test_a_pod_of_another_plugin_of_which_nothing_is_known_has_its_card(
     assert set(ledger.foreign) == {CARD.id}
 
 
-def test_what_keeps_a_card_back_beside_another_plugins_pod_goes_on_doing_so() -> None:
+def test_what_keeps_a_card_back_beside_another_plugins_pod_goes_on_doing_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whoever hears of the card's change asks again what kept it back (`Reconciler`)."""
+    monkeypatch.setattr(SETTLED, 0.0)
     ledger = without_journal(CARD)
     cgroups = Cgroups()
     owners = Owners(ledger, cgroups, Records())  # type: ignore[arg-type]

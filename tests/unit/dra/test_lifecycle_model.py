@@ -27,6 +27,7 @@ from test_ledger_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
 
 from fpga_plugin.allocation.journal.records import ClaimOwner
 from fpga_plugin.dra import reconcile
+from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import (
     ClaimRef,
     Config,
@@ -237,7 +238,9 @@ class Replay:
         for job in [one for one in files if not one.working]:
             self.plugin.jobs.remove(job)
             if job.name == "CdiFiles.remove":
-                job.function()
+                job.run()
+            else:  # the claim's file is nobody's any more
+                job.future.set_exception(CdiError("no room"))
         task = self.calls.pop(claim, None)
         if task is not None and not task.done():
             task.cancel()
@@ -399,7 +402,7 @@ class Replay:
         with (
             mock.patch.object(reconcile, "read_record", read),
             # In the model that is a step of its own.
-            mock.patch.object(self.reconciler, "_join", return_value=None),
+            mock.patch.object(self.reconciler._files, "learn", mock.AsyncMock()),
         ):
             owner = self.plugin.ledger.claim_owners[uid(claim)]
             self.finish(self.reconciler._end_if_over(owner, self.reconciler._ends.calls[owner.uid]))
@@ -415,7 +418,8 @@ class Replay:
         pods = {pod for one in record.values() for pod in one.pods}
         gone = known_gone(self.plugin.operations.cgroups, pods)
         stale = {each for each, one in record.items() if one.pods and one.pods <= gone}
-        self.plugin.call(lambda: self.reconciler._join(record))
+        ledger = self.plugin.ledger
+        self.plugin.call(lambda: ledger.dra.join({n: one.pods for n, one in record.items()}))
         self.plugin.call(
             lambda: self.reconciler._adopt(
                 record, stale - self.plugin.ledger.claim_owners.keys(), [self.card]

@@ -201,6 +201,63 @@ def test_a_claim_that_was_ended_and_is_prepared_again_is_in_force(scene: RecordS
     assert {one.pod for one in scene.ledger.dra.tenancies_of_claim(A)} == {"pod-1", "pod-2"}
 
 
+@pytest.mark.parametrize("cgroup", [True, False])
+@pytest.mark.parametrize("what", ["device", "bitstream"])
+def test_a_pod_that_waits_for_its_prepare_does_not_wait_for_itself(
+    scene: RecordScene, what: str, *, cgroup: bool
+) -> None:
+    """Kubelet restarted, and writes the next pod into its record before it calls."""
+    one, two = scene.regions[:2]
+    prepared(scene, one)
+    scene.pods.clear()
+    if cgroup:
+        scene.pod("pod-2", running=False)
+    if what == "device":
+        scene.allocated(A, two, pods=("pod-2",))
+    else:
+        scene.allocated(A, one, wants=OTHER, pods=("pod-2",))
+    scene.write({A: (name(one),)}, "pod-2")
+    task = scene.prepare()
+    scene.plugin.work()
+    assert scene.look()
+    scene.pass_time(task.done)
+    assert task.result()
+
+
+def test_no_file_is_written_while_one_is_withheld(scene: RecordScene) -> None:
+    """A neighbour's change has the claim's file looked at, between its removal and the end."""
+    region, neighbour = scene.regions[:2]
+    prepared(scene, region)
+    scene.plugin.begin(scene.files.run())
+    scene.plugin.work()
+    scene.unprepare()
+    scene.until(lambda: not scene.file())
+    scene.plugin.call(lambda: scene.ledger.work.dirty([neighbour], "so"))
+    while not scene.ledger.claim_owners[A].ended:
+        scene.plugin.job(0)
+        assert not scene.file()
+    scene.plugin.work()
+    assert not scene.file()
+
+
+def test_the_file_of_a_claim_whose_end_was_given_up_is_written_again(scene: RecordScene) -> None:
+    """Kubelet's call is over while a thread removes the file; the claim stays in force."""
+    region, neighbour = scene.regions[:2]
+    prepared(scene, region)
+    scene.plugin.begin(scene.files.run())
+    scene.plugin.work()
+    task = scene.unprepare()
+    scene.plugin.loop.settle()
+    (removal,) = scene.plugin.jobs
+    scene.plugin.call(task.cancel)
+    removal.function()  # the thread goes on
+    scene.plugin.work()
+    assert not scene.file()
+    scene.plugin.call(lambda: scene.ledger.work.dirty([neighbour], "so"))
+    scene.plugin.work()
+    assert scene.file()
+
+
 # ------------------------------------------------------------------ a journal in doubt
 
 
@@ -230,6 +287,26 @@ def test_a_claim_that_ended_before_and_was_prepared_again_since_keeps_its_region
     put_back(scene, old)
     assert touched(scene, region) == []
     assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-2"}
+
+
+def test_a_claim_that_ended_leaves_no_file_though_the_journal_is_in_doubt(
+    scene: RecordScene,
+) -> None:
+    """The plugin died before it was removed, and now has another directory for new ones."""
+    region = scene.regions[0]
+    prepared(scene, region)
+    content = scene.file()
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    former = scene.folder / "former" / f"k8s.{DRIVER}-claim_{A}.json"
+    former.parent.mkdir()
+    former.write_text(content)
+    old = scene.journal.snapshot
+    ended = replace(old.claim_owners[A], file=str(former))  # type: ignore[type-var]
+    scene.write({})
+    put_back(scene, replace(old, claim_owners={A: ended}))
+    assert not former.exists()
 
 
 @pytest.mark.parametrize("same", ["driver", "another driver"])
