@@ -173,8 +173,7 @@ class DevicePluginSteps:
         """
         if device in self._state.allocations:
             raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
-        if not names_kind_of(resource, device):
-            raise RefusedError(f"{device} is no device of {resource}")
+        _check_kind(resource, device)
         for obstacle in self._obstacles.of(device):
             if obstacle.kind is ObstacleKind.MODE:
                 raise obstacle.refusal()
@@ -195,6 +194,8 @@ class DevicePluginSteps:
         pod: PodUid,
         env: Mapping[str, str] = MappingProxyType({}),
         cgroups: Collection[Cgroup] = (),
+        *,
+        resource: ResourceName | None = None,
     ) -> None:
         """Kubelet's records name the pod that owns these devices.
 
@@ -206,6 +207,11 @@ class DevicePluginSteps:
             pod: the owner.
             env: as for `adopt`, if the pod is another one; empty: the nodes stay the same.
             cgroups: the pod's, while one of its containers is about to start.
+            resource: by which the pod has them, if it is another one; None: as the former.
+
+        Raises:
+            RefusedError: the resource has no such devices.
+            JournalError: it cannot be written.
         """
         step = Step(self._state)
         for allocation in self._state.pod_allocations(devices):
@@ -215,7 +221,11 @@ class DevicePluginSteps:
             device = allocation.device
             step.release(allocation, "implied")
             grants = grants_among(device, env) or allocation.grants
-            step.grant(device, allocation.resource, grants, [pod], used=True, pod=pod)
+            name = resource or allocation.resource
+            _check_kind(name, device)
+            step.grant(device, name, grants, [pod], used=True, pod=pod)
+            if name not in self._state.resources:
+                step.change.resources[name] = True  # kubelet re-admits its pods by this name
         step.commit()
 
     def _bind(
@@ -321,3 +331,13 @@ class DevicePluginSteps:
         step.commit()
         self._state.activity.update(released)
         return released
+
+
+def _check_kind(resource: ResourceName, device: DeviceId) -> None:
+    """Check that a resource, of whatever prefix, has such devices.
+
+    Raises:
+        RefusedError: it has not.
+    """
+    if not names_kind_of(resource, device):
+        raise RefusedError(f"{device} is no device of {resource}")

@@ -36,7 +36,7 @@ class ClaimEnds:
 
     Attributes:
         recorded: kubelet's record at the last read.
-        over: claims that kubelet has ended, that the ledger lacks and the record names.
+        over: claims that kubelet has ended, though its record may name them until it is written.
         calls: how often kubelet asked to prepare each claim: its record, if it was read before,
             says nothing of the pods for which it asked.
         ending: is called first with each claim that ends.
@@ -66,10 +66,10 @@ class ClaimEnds:
         if owner is not None and not owner.ended:
             await self._files.withhold(owner)
             self.ending(uid)  # what began in the meantime, too
+        self.over.add(uid)
         owner = self._ledger.claim_owners.get(uid)
         if owner is None:
             if uid in self.recorded:
-                self.over.add(uid)
                 self.doubted(uid)
         elif not owner.ended:
             ref, pods = ClaimRef.of(owner), sorted(self._ledger.pods_of(owner.devices))

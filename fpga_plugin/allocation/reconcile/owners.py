@@ -243,7 +243,8 @@ class Owners:
             # Of a card that is not there yet the pod holds nodes, which another card may get.
             ledger.device_plugin.adopt(entries[0].resource, device, pod, env)
         else:
-            ledger.device_plugin.bind_pod([device], pod, env)
+            resource = entries[0].resource
+            ledger.device_plugin.bind_pod([device], pod, env, resource=resource)
         self.adopted += 1
         log.warning("allocation adopted", device=device, pod=pod)
 

@@ -264,6 +264,18 @@ def test_a_record_of_a_pod_that_is_gone_takes_nothing_from_the_owner() -> None:
     assert ledger.allocations[P0].pod == "c", "of one that runs, it does"
 
 
+def test_another_pod_has_a_device_under_the_name_that_kubelet_has() -> None:
+    """By which kubelet admits it again; the journal may be of a time of another prefix."""
+    ledger = owned()
+    theirs = ResourceName(REGIONS.replace(PREFIX, "former.example.com"))
+    adopt(owners_of(ledger), records(held(P0, pod="b", resource=theirs)))
+    assert (ledger.allocations[P0].pod, ledger.allocations[P0].resource) == ("b", theirs)
+    assert theirs in ledger.resources
+    adopt(owners_of(ledger), records(held(P0, pod="c", resource=ResourceName("acme.example/x"))))
+    assert ledger.allocations[P0].pod == "b", "it is no device of that"
+    assert ledger.unreconciled == {CARD.id}
+
+
 @pytest.mark.parametrize(
     ("pod", "entries", "adopted"),
     [

@@ -289,6 +289,30 @@ def test_a_claim_that_ended_before_and_was_prepared_again_since_keeps_its_region
     assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-2"}
 
 
+def test_a_claim_that_kubelet_ends_is_not_in_force_again(scene: RecordScene) -> None:
+    """By the copy it had ended, and another claim has one of its devices, which then ends."""
+    one, two, _ = scene.regions
+    prepared(scene, one)
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    scene.allocated(B, two, pods=("pod-3",))
+    scene.prepared(B)
+    old = scene.journal.snapshot
+    scene.pod("pod-2")
+    scene.write({A: (name(one), name(two))}, "pod-2")
+    put_back(scene, old)
+    assert scene.ledger.claim_owners[A].ended, "B has one of its devices"
+    task = scene.unprepare()
+    scene.plugin.work()
+    scene.plugin.call(lambda: scene.ledger.dra.end_claim(B))
+    assert scene.look()
+    scene.plugin.work()
+    assert scene.ledger.claim_owners[A].ended
+    assert touched(scene, one)
+    task.result()
+
+
 def test_a_claim_that_ended_leaves_no_file_though_the_journal_is_in_doubt(
     scene: RecordScene,
 ) -> None:
