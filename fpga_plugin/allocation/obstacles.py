@@ -65,7 +65,7 @@ class Stops(enum.Flag):
     SCRUB = enum.auto()
     """The region is scrubbed or programmed."""
     REBIND = enum.auto()
-    """The driver of the card is taken off and put on again."""
+    """The driver of the card is taken off and put on again, or its functions come or go."""
     BY_HAND = enum.auto()
     """`fpga-plugin card program`."""
 
