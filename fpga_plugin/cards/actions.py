@@ -181,9 +181,7 @@ class CardActions:
         if present is not None:
             if not drained:
                 waits.append(f"it is in service: run `fpga-plugin card drain {card_id}` first")
-            if card_id in ledger.unreconciled:
-                waits.append("kubelet's records were not read since it was found")
-            elif self._operations.workers.locked(card_id):
+            if self._operations.workers.locked(card_id):
                 waits.append("work on it is under way")
             elif not owners:  # opening the port would disturb an owner (invariant 7)
                 waits += await self._open_ports(present)
@@ -203,25 +201,28 @@ class CardActions:
         )
 
     async def _open_ports(self, card: Card) -> list[str]:
-        """Ports that a process outside kubelet's knowledge has open."""
+        """Ports that a process outside kubelet's knowledge has open, or that must not be tried.
+
+        A port that is tried is reset, and a pod's own open of it fails meanwhile.
+        """
+        ledger = self._ledger
         async with self._operations.workers.lock(card.id):
-            if self._ledger.allocations_on(card.id):
+            if ledger.allocations_on(card.id):
                 return ["it got an owner just now"]
-            waits: list[str] = []
+            waits: dict[str, None] = {}
             for region in card.regions:
-                users = [
-                    *self._ledger.tenancies.left(region.id),
-                    *self._ledger.strangers(region),
-                ]
                 try:
-                    await self._operations.check_gone(users)
+                    await self._operations.check_gone(ledger.tenancies.left(region.id))
+                    if (why := ledger.obstacles.first(region.id, Stops.REBIND)) is not None:
+                        waits[f"not looked at: {why.message}"] = None  # a card's, once
+                        continue
                     async with self._operations.ports(card, [region]):
                         pass
                 except (TenancyActiveError, PortInUseError) as error:
-                    waits.append(error.message)
+                    waits[error.message] = None
                 except FpgaPluginError as error:
                     log.info("port cannot be checked", region=region.id, reason=str(error))
-            return waits
+            return list(waits)
 
     def _known(self, text: str) -> CardId:
         """The card of that id.

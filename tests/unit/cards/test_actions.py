@@ -157,7 +157,11 @@ def scrubbing(scene: Scene) -> None:
         (lambda _: None, [], []),
         (owned, ["{} has an owner"], []),
         (in_service, ["it is in service: run `fpga-plugin card drain"], []),
-        (unreconciled, ["kubelet's records were not read since it was found"], []),
+        (unreconciled, ["not looked at: who has card"], []),
+        (foreign, ["not looked at: card 0000-10-00.0 is left alone: pod x has it"], []),
+        (stranger, ["is also open to pod pod, which was given it as"], []),
+        (kept, ["not looked at: region {} is kept for debugging as pod space/name"], []),
+        (undecided, ["not looked at: region {} is to be kept for debugging"], []),
         (at_work, ["work on it is under way"], []),
         (port_open, ["of region {} is in use"], []),
         (former, ["pod former, which had {}, still runs"], []),
@@ -184,11 +188,12 @@ def test_what_keeps_a_card_from_being_pulled(
     assert [one.used for one in found.owners] == ([True] if way is owned else [])
 
 
-@pytest.mark.parametrize("way", [owned, unreconciled, former])
+@pytest.mark.parametrize("asks", ["drain", "undrain", "retry", "state"])
+@pytest.mark.parametrize("way", [owned, unreconciled, foreign, stranger, kept, undecided, former])
 def test_no_port_is_tried_that_somebody_may_want_to_open(
-    scene: Scene, way: Callable[[Scene], None]
+    scene: Scene, way: Callable[[Scene], None], asks: str
 ) -> None:
-    """Invariant 7: the probe itself would make the tenant's open fail."""
+    """Invariant 7: the probe itself would make the tenant's open fail, and resets what is kept."""
     way(scene)
     tried: list[RegionId] = []
     port = scene.rack.open_port
@@ -197,9 +202,32 @@ def test_no_port_is_tried_that_somebody_may_want_to_open(
         tried.append(region.id)
         return port(which, region)
 
+    questions: dict[str, Callable[[CardActions], Coroutine[Any, Any, Any]]] = {
+        "drain": lambda actions: actions.drain(card(scene)),
+        "undrain": lambda actions: actions.drain(card(scene), drained=False),
+        "retry": lambda actions: actions.retry(card(scene)),
+        "state": lambda actions: actions.state(card(scene)),
+    }
     with mock.patch.object(scene.rack, "open_port", noted):
-        state(scene)
+        done(scene, questions[asks])
     assert scene.regions[0] not in tried
+    assert (scene.regions[1] in tried) == (way in {stranger, kept, undecided, former})
+
+
+def test_an_owner_that_comes_while_a_port_is_tried_keeps_his_to_himself(scene: Scene) -> None:
+    """Kubelet's records named him."""
+    tried: list[RegionId] = []
+    port = scene.rack.open_port
+
+    def noted(which: Any, region: Any) -> Any:
+        tried.append(region.id)
+        pod, device = living(scene), DeviceId(scene.regions[1])
+        scene.ledger.device_plugin.adopt(REGIONS, device, pod.uid, {})
+        return port(which, region)
+
+    with mock.patch.object(scene.rack, "open_port", noted):
+        assert state(scene).waits_for[0] == f"not looked at: {scene.regions[1]} has an owner"
+    assert tried == [scene.regions[0]]
 
 
 def test_nobody_works_on_a_card_while_its_ports_are_tried(scene: Scene) -> None:
