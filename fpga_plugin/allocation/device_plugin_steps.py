@@ -94,6 +94,7 @@ class DevicePluginSteps:
                     continue
             if present is not None:
                 self._check_name(device, resource)
+                self._check_successor(present)
                 step.release(present, "implied")
             grants = self._obstacles.grants_of(device)
             granted.append(step.grant(device, resource, grants, [None]))
@@ -117,6 +118,24 @@ class DevicePluginSteps:
         except RefusedError:
             # A pod with the old nodes can never start, nor can one that shares them. If the
             # allocation stayed, it would refuse every later pod too.
+            self.release([present.device])
+            raise
+
+    def _check_successor(self, present: Allocation) -> None:
+        """Whether another pod may be given a device whose owner kubelet implies to be gone.
+
+        After its restart, a kubelet that lost its checkpoint may ask for the owner itself again.
+        So the question is only asked while no start was missed.
+
+        Raises:
+            RefusedError: somebody new may not have it; the allocation is ended.
+        """
+        if not present.prestart_seen or present.missed_prestart:
+            return
+        try:
+            self._obstacles.check(present.device, Stops.ALLOCATE)
+        except RefusedError:
+            # Else the device would stay on its list, and every later pod would be refused too.
             self.release([present.device])
             raise
 

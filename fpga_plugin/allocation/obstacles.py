@@ -53,7 +53,7 @@ class Stops(enum.Flag):
     OWNER = enum.auto()
     """A device that has an owner is Healthy on its list; with DRA, it has no taint."""
     ALLOCATE = enum.auto()
-    """Somebody new is given the device."""
+    """Somebody new is given the device: a free one, or by an implied release."""
     REPEAT = enum.auto()
     """Allocate of a device that has an owner: to the same pod, or to its successor."""
     CLAIM = enum.auto()
@@ -65,7 +65,7 @@ class Stops(enum.Flag):
     SCRUB = enum.auto()
     """The region is scrubbed or programmed."""
     REBIND = enum.auto()
-    """The driver of the card is taken off and put on again."""
+    """The driver of the card is taken off and put on again, or its functions come or go."""
     BY_HAND = enum.auto()
     """`fpga-plugin card program`."""
 

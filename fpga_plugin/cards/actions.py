@@ -6,7 +6,7 @@ import structlog
 
 from fpga_plugin.allocation import debug_holds
 from fpga_plugin.allocation.journal.records import CLEAN, Allocation, Condition
-from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
+from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
 from fpga_plugin.cards.recovery import Recovery
@@ -54,7 +54,7 @@ class CardActions:
 
     Args:
         operations: what is done to a card.
-        recovery: its pauses are lifted by `retry`.
+        recovery: its pauses are lifted by `retry`; knows whether somebody has anything of a card.
         inventory: scans a card again and reports to the ledger.
     """
 
@@ -151,22 +151,19 @@ class CardActions:
         Raises:
             RefusedError: it is in service, or in use.
         """
-        ledger = self._ledger
-        for obstacle in ledger.obstacles.of(card_id):
-            if obstacle.kind in {ObstacleKind.OWNED, ObstacleKind.KEPT, ObstacleKind.UNDECIDED}:
-                raise obstacle.refusal(operator=True)
-        if (present := ledger.cards.get(card_id)) is None:
+        await self._recovery.check_unused(card_id)
+        if (present := self._ledger.cards.get(card_id)) is None:
             # It cannot be served now, so it gets no new owner. Present owners keep their devices.
             # The backend sees any other process that has a function open.
-            await self._operations.check_gone(ledger.left_on(card_id))
             return
         self._operations.check_drained(card_id)
         for region in present.regions:
-            await self._operations.check_gone(ledger.tenancies.left(region.id))
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for the process that has it open, or crash
             workers, backend = self._operations.workers, self._operations.backend
             await workers.run(card_id, backend.give_back, present, region)
+            # Kubelet's records may have named an owner meanwhile.
+            await self._recovery.check_unused(card_id)
 
     async def state(self, card: str) -> CardState:
         """Whether a card may be pulled, and what it still waits for.
@@ -184,9 +181,7 @@ class CardActions:
         if present is not None:
             if not drained:
                 waits.append(f"it is in service: run `fpga-plugin card drain {card_id}` first")
-            if card_id in ledger.unreconciled:
-                waits.append("kubelet's records were not read since it was found")
-            elif self._operations.workers.locked(card_id):
+            if self._operations.workers.locked(card_id):
                 waits.append("work on it is under way")
             elif not owners:  # opening the port would disturb an owner (invariant 7)
                 waits += await self._open_ports(present)
@@ -206,25 +201,28 @@ class CardActions:
         )
 
     async def _open_ports(self, card: Card) -> list[str]:
-        """Ports that a process outside kubelet's knowledge has open."""
+        """Ports that a process outside kubelet's knowledge has open, or that must not be tried.
+
+        A port that is tried is reset, and a pod's own open of it fails meanwhile.
+        """
+        ledger = self._ledger
         async with self._operations.workers.lock(card.id):
-            if self._ledger.allocations_on(card.id):
+            if ledger.allocations_on(card.id):
                 return ["it got an owner just now"]
-            waits: list[str] = []
+            waits: dict[str, None] = {}
             for region in card.regions:
-                users = [
-                    *self._ledger.tenancies.left(region.id),
-                    *self._ledger.strangers(region),
-                ]
                 try:
-                    await self._operations.check_gone(users)
+                    await self._operations.check_gone(ledger.tenancies.left(region.id))
+                    if (why := ledger.obstacles.first(region.id, Stops.REBIND)) is not None:
+                        waits[f"not looked at: {why.message}"] = None  # a card's, once
+                        continue
                     async with self._operations.ports(card, [region]):
                         pass
                 except (TenancyActiveError, PortInUseError) as error:
-                    waits.append(error.message)
+                    waits[error.message] = None
                 except FpgaPluginError as error:
                     log.info("port cannot be checked", region=region.id, reason=str(error))
-            return waits
+            return list(waits)
 
     def _known(self, text: str) -> CardId:
         """The card of that id.

@@ -185,8 +185,9 @@ class HandProgrammer:
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
         operations, ledger = self._operations, self._operations.ledger
-        await operations.check_gone(ledger.left_on(card.id))
         blank = await operations.blanks.load(card)
+        # Only now: an owner may have been adopted, and have left, while the store was read.
+        await operations.check_gone(ledger.left_on(card.id))
         card = self._check(card.id, region)
         async with operations.work(card, [region], partial(self._check, card.id, region)) as work:
             await work.scrub([region], blank)

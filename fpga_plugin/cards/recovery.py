@@ -199,12 +199,12 @@ class Recovery:
             return False
         ledger, operations = self._ledger, self._operations
         try:
-            await self._check_unused(card, owner)
+            await self.check_unused(card.id, owner)
             self._note_attempt(card.id)
             log.warning("rebinding the driver of a card", card=card.id)
             ledger.hardware.set_rebinding(card.id, rebinding=True)
             await self._link.announced()
-            await self._check_unused(card, owner)
+            await self.check_unused(card.id, owner)
             try:
                 await operations.workers.run(card.id, operations.backend.rebind, card)
             except (RefusedError, NotFinishedError):
@@ -229,18 +229,20 @@ class Recovery:
         log.info("card rebound", card=card.id)
         return True
 
-    async def _check_unused(self, card: Card, owner: AbstractSet[DeviceId]) -> None:
+    async def check_unused(
+        self, card_id: CardId, owner: AbstractSet[DeviceId] = frozenset()
+    ) -> None:
         """Check that nobody but `owner` has anything of a card. Open ports are checked later.
 
         Raises:
-            RefusedError: it must not be rebound now.
+            RefusedError: its driver must not be taken off now, nor what is on the card away.
         """
         ledger = self._ledger
-        for one in ledger.obstacles.against(Stops.REBIND, card.id):
+        for one in ledger.obstacles.against(Stops.REBIND, card_id):
             if one.device not in owner:
                 raise one.refusal(operator=True)
-        own = {allocation.pod for allocation in ledger.allocations_on(card.id)}
-        former = (one for one in ledger.left_on(card.id) if one.pod not in own)
+        own = {allocation.pod for allocation in ledger.allocations_on(card_id)}
+        former = (one for one in ledger.left_on(card_id) if one.pod not in own)
         await self._operations.check_gone(former)
 
     async def resume(self) -> None:

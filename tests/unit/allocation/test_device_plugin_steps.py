@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import REGIONS, device, make_card
-from ledger_support import make_ledger, reopened
+from ledger_support import found, make_ledger, make_lists, reopened, shown, start
 from test_dra_steps import POD, A, owner, prepare
 
 from fpga_plugin.allocation.journal.records import TenancyKey
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.obstacles import Stops
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import device_variable
+from fpga_plugin.ids import DeviceId, device_variable
 from fpga_plugin.kubernetes.names import PodUid
 
-CARD = make_card(1, nodes=(0, 1))
-P0, P1 = device(CARD, 0), device(CARD, 1)
+CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
+P0, P1, P2 = device(CARD, 0), device(CARD, 1), device(OTHER, 0)
 R0 = CARD.regions[0].id
 NEXT = PodUid("pod-next")
 
@@ -110,3 +111,72 @@ def test_a_poststop_does_not_count_for_a_claim_that_was_adopted() -> None:
     assert before.prestarts > before.poststops
     ledger.device_plugin.poststop_seen([P0])
     assert ledger.allocations[P0] == before
+
+
+# ------------------------------------------------------------------ a drained card
+
+
+def drained(*, program: bool = True) -> Ledger:
+    """Its owner's first container started, and then its card was drained."""
+    ledger, _ = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.device_plugin.bind_pod([P0], POD)
+    if program:
+        start(ledger, P0)
+    else:
+        ledger.device_plugin.prestart_seen([P0])
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    return ledger
+
+
+@pytest.mark.parametrize("program", [True, False])
+@pytest.mark.parametrize("devices", [[P0], [P2, P0]])
+def test_no_other_pod_is_given_a_drained_cards_device_after_its_owner(
+    devices: list[DeviceId], *, program: bool
+) -> None:
+    """Else pods that wait would have it one after the other, and the card would never be free.
+
+    Kubelet gives it out as it is still listed. What it says of the owner by that counts: where no
+    PodResources are asked, it says nothing else.
+    """
+    ledger = drained(program=program)
+    found(ledger, OTHER)
+    with pytest.raises(RefusedError, match="is being taken out of service") as refused:
+        ledger.device_plugin.allocate(REGIONS, devices)
+    assert "a new pod, which is placed again" in str(refused.value.for_tenant())
+    assert not ledger.allocations
+    assert [one.left for one in ledger.tenancies.values()] == [True] * program
+    assert P0 not in shown(make_lists(ledger), REGIONS)
+
+
+def test_containers_of_a_pod_that_is_admitted_get_its_device_though_the_card_is_drained() -> None:
+    """Kubelet makes all of their Allocates before the first one's PreStart."""
+    ledger, _ = make_ledger(CARD)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    start(ledger, P0)
+    assert P0 in ledger.allocations
+
+
+@pytest.mark.parametrize("started_since", [True, False])
+def test_after_a_restart_of_kubelet_an_allocate_may_be_the_owners_own(
+    *, started_since: bool
+) -> None:
+    """Of a kubelet that lost its checkpoint. It would fail a pod that has the device."""
+    ledger = drained()
+    ledger.device_plugin.kubelet_found("life 2")
+    if started_since:
+        start(ledger, P0)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    with pytest.raises(RefusedError, match="is being taken out of service"):
+        ledger.device_plugin.allocate(REGIONS, [P0])
+
+
+def test_a_device_of_a_card_in_service_goes_from_pod_to_pod() -> None:
+    ledger = drained()
+    ledger.hardware.set_drained(CARD.id, drained=False)
+    ledger.device_plugin.allocate(REGIONS, [P0])
+    assert ledger.ends == {"implied": 1}

@@ -19,8 +19,8 @@ from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.actions import CardActions, CardState
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError
-from fpga_plugin.hardware.model import CardProblem, PciFunction
-from fpga_plugin.ids import CardId, PciAddress, RegionId
+from fpga_plugin.hardware.model import CardProblem, PciFunction, Region
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
 
@@ -76,6 +76,16 @@ def unreconciled(scene: Scene) -> None:
     scene.ledger.unreconciled.add(card(scene))
 
 
+def foreign(scene: Scene) -> None:
+    scene.plugin.call(lambda: scene.ledger.hardware.set_foreign({card(scene): "pod x has it"}))
+
+
+def stranger(scene: Scene) -> None:
+    """A pod was given a node of the region as another card's, and may have it open later."""
+    node = scene.ledger.cards[card(scene)].regions[0].grant.nodes[0]
+    commit(scene, tenancy(scene.regions[2], "pod", node))
+
+
 def at_work(scene: Scene) -> None:
     async def work() -> None:
         async with scene.operations.workers.lock(card(scene)):
@@ -90,10 +100,14 @@ def port_open(scene: Scene) -> None:
 
 def former(scene: Scene) -> None:
     """A pod that had a region, and lives on: as a force-deleted one may."""
+    commit(scene, tenancy(scene.regions[0], living(scene).uid))
+
+
+def living(scene: Scene) -> Pod:
     pod = Pod(PodUid("former"), REGIONS, (), {})
     pod.running = True
     scene.pods.append(pod)
-    commit(scene, tenancy(scene.regions[0], pod.uid))
+    return pod
 
 
 def kept(scene: Scene, until: float = 1e9) -> None:
@@ -143,7 +157,11 @@ def scrubbing(scene: Scene) -> None:
         (lambda _: None, [], []),
         (owned, ["{} has an owner"], []),
         (in_service, ["it is in service: run `fpga-plugin card drain"], []),
-        (unreconciled, ["kubelet's records were not read since it was found"], []),
+        (unreconciled, ["not looked at: who has card"], []),
+        (foreign, ["not looked at: card 0000-10-00.0 is left alone: pod x has it"], []),
+        (stranger, ["is also open to pod pod, which was given it as"], []),
+        (kept, ["not looked at: region {} is kept for debugging as pod space/name"], []),
+        (undecided, ["not looked at: region {} is to be kept for debugging"], []),
         (at_work, ["work on it is under way"], []),
         (port_open, ["of region {} is in use"], []),
         (former, ["pod former, which had {}, still runs"], []),
@@ -170,11 +188,12 @@ def test_what_keeps_a_card_from_being_pulled(
     assert [one.used for one in found.owners] == ([True] if way is owned else [])
 
 
-@pytest.mark.parametrize("way", [owned, unreconciled, former])
+@pytest.mark.parametrize("asks", ["drain", "undrain", "retry", "state"])
+@pytest.mark.parametrize("way", [owned, unreconciled, foreign, stranger, kept, undecided, former])
 def test_no_port_is_tried_that_somebody_may_want_to_open(
-    scene: Scene, way: Callable[[Scene], None]
+    scene: Scene, way: Callable[[Scene], None], asks: str
 ) -> None:
-    """Invariant 7: the probe itself would make the tenant's open fail."""
+    """Invariant 7: the probe itself would make the tenant's open fail, and resets what is kept."""
     way(scene)
     tried: list[RegionId] = []
     port = scene.rack.open_port
@@ -183,9 +202,32 @@ def test_no_port_is_tried_that_somebody_may_want_to_open(
         tried.append(region.id)
         return port(which, region)
 
+    questions: dict[str, Callable[[CardActions], Coroutine[Any, Any, Any]]] = {
+        "drain": lambda actions: actions.drain(card(scene)),
+        "undrain": lambda actions: actions.drain(card(scene), drained=False),
+        "retry": lambda actions: actions.retry(card(scene)),
+        "state": lambda actions: actions.state(card(scene)),
+    }
     with mock.patch.object(scene.rack, "open_port", noted):
-        state(scene)
+        done(scene, questions[asks])
     assert scene.regions[0] not in tried
+    assert (scene.regions[1] in tried) == (way in {stranger, kept, undecided, former})
+
+
+def test_an_owner_that_comes_while_a_port_is_tried_keeps_his_to_himself(scene: Scene) -> None:
+    """Kubelet's records named him."""
+    tried: list[RegionId] = []
+    port = scene.rack.open_port
+
+    def noted(which: Any, region: Any) -> Any:
+        tried.append(region.id)
+        pod, device = living(scene), DeviceId(scene.regions[1])
+        scene.ledger.device_plugin.adopt(REGIONS, device, pod.uid, {})
+        return port(which, region)
+
+    with mock.patch.object(scene.rack, "open_port", noted):
+        assert state(scene).waits_for[0] == f"not looked at: {scene.regions[1]} has an owner"
+    assert tried == [scene.regions[0]]
 
 
 def test_nobody_works_on_a_card_while_its_ports_are_tried(scene: Scene) -> None:
@@ -389,6 +431,9 @@ def test_functions_are_made_of_a_card_that_nobody_has(scene: Scene, *, wanted: b
         (in_service, "is in service"),
         (kept, "region {} is kept for debugging as pod space/name"),
         (undecided, "region {} is to be kept for debugging, if its container failed"),
+        (unreconciled, "is not known: kubelet's records were not read"),
+        (foreign, "is left alone: pod x has it"),
+        (stranger, "of region {} is also open to pod pod"),
         (former, "pod former, which had {}, still runs"),
         (port_open, "of region {} is in use"),
     ],
@@ -402,6 +447,33 @@ def test_functions_of_a_card_that_somebody_has_or_may_be_given_stay(
     maker = Maker(scene)
     with pytest.raises(FpgaPluginError, match=words.format(scene.regions[0])):
         done(scene, lambda actions: actions.functions(card(scene), make=False))
+    assert maker.calls == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_an_owner_that_kubelets_records_name_meanwhile_keeps_its_functions(
+    scene: Scene, *, last: bool, ended: bool
+) -> None:
+    """Neither is another port tried: the owner may be about to open it."""
+    pod = living(scene)
+    maker = Maker(scene)
+    given_back: list[RegionId] = []
+
+    def give_back(_card: object, region: Region) -> None:
+        given_back.append(region.id)
+        scene.rack.lent.discard(region.id)
+        if len(given_back) == 1 + last:
+            steps = scene.ledger.device_plugin
+            steps.adopt(REGIONS, DeviceId(scene.regions[1]), pod.uid, {})
+            if ended:
+                steps.release([scene.regions[1]])
+
+    scene.rack.give_back = give_back  # type: ignore[method-assign]
+    words = "still runs" if ended else "has an owner"
+    with pytest.raises(RefusedError, match=f"{scene.regions[1]}.* {words}"):
+        done(scene, lambda actions: actions.functions(card(scene), make=False))
+    assert given_back == scene.regions[: 1 + last]
     assert maker.calls == []
 
 

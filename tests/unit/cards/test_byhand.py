@@ -19,6 +19,7 @@ from ledger_world import Pod
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold, TenantImage
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.bitstreams.id_names import Names
+from fpga_plugin.bitstreams.store import Bitstream
 from fpga_plugin.cards.byhand import HandProgrammer, Programmed
 from fpga_plugin.errors import (
     CardGoneError,
@@ -28,7 +29,8 @@ from fpga_plugin.errors import (
     RefusedError,
     UnknownDeviceError,
 )
-from fpga_plugin.ids import Alias, BitstreamId, CardId, RegionId
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import Alias, BitstreamId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 
 NAMES = Names({(INTERFACE, Alias("gzip")): BitstreamId(AFU)})
@@ -292,6 +294,26 @@ def test_what_comes_between_is_noticed_before_a_region_is_touched(
     kind: type[FpgaPluginError] = RefusedError if way is comes_back_into_service else CardGoneError
     with pytest.raises(kind):
         task.result()
+    assert not scene.touched
+
+
+def test_who_came_and_went_while_the_blank_was_read_is_asked_for(scene: Scene) -> None:
+    """On Alveo nothing else guards his processes: ports are not held exclusively."""
+    pod = Pod(PodUid("late"), REGIONS, (), {})
+    pod.running = True
+    scene.pods.append(pod)
+    load, steps = scene.operations.blanks.load, scene.ledger.device_plugin
+
+    async def meanwhile(card: Card) -> Bitstream | None:
+        steps.adopt(REGIONS, DeviceId(scene.regions[0]), pod.uid, {})
+        steps.release([scene.regions[0]])
+        return await load(card)
+
+    with (
+        mock.patch.object(scene.operations.blanks, "load", meanwhile),
+        pytest.raises(RefusedError, match=f"pod late, which had {scene.regions[0]}, still runs"),
+    ):
+        program(scene)
     assert not scene.touched
 
 

@@ -423,7 +423,7 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         assert ledger.strangers(world.board.card.regions[1])
     else:
         unreconcile(world)
-    check = world.plugin.recovery._check_unused(world.board.card, frozenset())
+    check = world.plugin.recovery.check_unused(world.board.card.id)
     hindrance = world.plugin.begin(check)
     world.plugin.work()
     expected = "open to pod pod-0" if kept == "by a tenancy" else "kubelet's records"
