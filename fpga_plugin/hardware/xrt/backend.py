@@ -24,7 +24,6 @@ from fpga_plugin.hardware.model import (
     ScanResult,
 )
 from fpga_plugin.hardware.xrt import defs, discovery
-from fpga_plugin.hardware.xrt.attributes import value
 from fpga_plugin.hardware.xrt.handles import (
     Functions,
     check_instance,
@@ -37,7 +36,7 @@ from fpga_plugin.hardware.xrt.load import opened
 from fpga_plugin.hardware.xrt.mask import set_mask
 from fpga_plugin.hardware.xrt.memory import clear
 from fpga_plugin.hardware.xrt.port import XrtPort, errors, read_afu_id
-from fpga_plugin.hardware.xrt.reset import advice, hot_reset, put_online
+from fpga_plugin.hardware.xrt.reset import advice, finish, hot_reset
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 
 
@@ -208,22 +207,20 @@ class XrtBackend:
         return advice(card.address)
 
     def bind(self, card: CardId) -> None:
-        """Put a card online that a reset was interrupted of; any other is left as it is."""
+        """Finish a reset that was interrupted or failed; a card that is up is left as it is."""
         address = PciAddress.parse(card)
         if not discovery.is_card(self._kernel, address):
             raise CardGoneError(f"card {card} is gone", hint="is it still in its slot?")
         management, user = directories(address)
         try:
             functions = Functions(management, user, instance(self._kernel, user))
-            down = value(self._kernel, f"{user}/shutdown")
+            with self._one_reset:
+                finish(self._kernel, card, functions)
         except OSError as error:
             raise HardwareError(
                 f"card {card} cannot be put online ({error.strerror})",
                 hint="are xclmgmt and xocl bound to its two functions?",
             ) from error
-        if down:
-            with self._one_reset:
-                put_online(self._kernel, card, functions)
 
     def guard(self, card: Card, *, left: bool) -> str:
         """Mask a card's requests again where that was lost, as when xclmgmt was bound again."""

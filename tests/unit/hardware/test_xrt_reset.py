@@ -263,6 +263,35 @@ def test_a_card_that_a_dead_plugin_left_shut_down_is_put_online(rig: Rig):
         rig.backend.bind("0000-77-00.0")
 
 
+def test_a_reset_that_a_process_kept_from_ending_is_finished_by_bind(rig: Rig):
+    """The process ended, and nobody waited for the reset: PF1 stays down."""
+    holder = rig.arm("holder")
+    card = rig.card()
+    with pytest.raises(PortInUseError):
+        rig.backend.reset(card)
+    written = list(rig.kernel.written)
+    with pytest.raises(HardwareError, match="not back from its reset") as error:
+        rig.backend.bind(CARD)
+    assert "ignores SIGBUS" in error.value.hint
+    assert rig.kernel.written == written, "it begins no reset"
+    holder.unlink()
+    rig.clock.sleep(60)
+    rig.backend.bind(CARD)
+    assert rig.card() == card
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_a_management_function_that_is_back_late_is_waited_for_by_the_next_try(rig: Rig):
+    card = rig.card()
+    at(rig, "shutdown=1", lambda: rig.kernel.instead.update({"0.0/dev_offline": "1"}))
+    for attempt in (rig.backend.reset, rig.backend.bind):
+        with pytest.raises(HardwareError, match="its management function is offline"):
+            attempt(card if attempt == rig.backend.reset else CARD)
+    rig.kernel.instead.clear()
+    rig.backend.bind(CARD)
+    assert rig.card() == card
+
+
 def test_a_look_at_a_card_that_is_being_reset_shows_it_as_it_was(rig: Rig):
     card = rig.card()
     seen: list[object] = []
