@@ -245,18 +245,20 @@ class Recovery:
         await self._operations.check_gone(former)
 
     async def resume(self) -> None:
-        """Finish what an earlier run began: bind cards that it left without driver.
+        """Finish what an earlier run began: bind cards that it left without driver, all at once.
 
         A card that is found in the midst of a reset is put online whatever the journal says of it:
         the journal may be a new one, or an older one that was put back.
         """
         problems = self._ledger.problems.items()
         interrupted = {card_id for card_id, problem in problems if problem.interrupted}
-        for card_id in sorted(self._ledger.rebinding | interrupted):
-            try:
-                await self.put_on(card_id)
-            except FpgaPluginError as error:
-                _say_no_driver(card_id, error)
+        await asyncio.gather(*map(self._resume, sorted(self._ledger.rebinding | interrupted)))
+
+    async def _resume(self, card_id: CardId) -> None:
+        try:
+            await self.put_on(card_id)
+        except FpgaPluginError as error:
+            _say_no_driver(card_id, error)
 
     async def put_on(self, card_id: CardId) -> None:
         """Finish a rebind or a reset of a card.

@@ -2,7 +2,8 @@
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
@@ -38,6 +39,12 @@ from fpga_plugin.hardware.xrt.memory import clear
 from fpga_plugin.hardware.xrt.port import XrtPort, errors, read_afu_id
 from fpga_plugin.hardware.xrt.reset import advice, finish, hot_reset
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
+
+TURN_SECONDS = 60.0
+"""Until a reset does not wait for another any more, nor does any after it.
+
+One takes about 3 s, and 20 s more if PF0's answer is lost (`reset`).
+"""
 
 
 class XrtBackend:
@@ -182,12 +189,9 @@ class XrtBackend:
         self._cleared[card.id] = cleared
 
     def reset(self, card: Card) -> None:
-        """Reset a card that nobody uses; one at a time a node.
-
-        So the minor that a card's node loses is normally the one that it gets back.
-        """
+        """Reset a card that nobody uses."""
         functions = functions_of(card)
-        with self._one_reset:
+        with self._turn():
             for region in card.regions:
                 check_instance(self._kernel, region)
                 self._banks.pop(region.id, None)
@@ -197,6 +201,22 @@ class XrtBackend:
             finally:
                 self._aer.forget(card.id)  # a reset of the link counts as an error of it
                 del self._resetting[card.id]
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Resets go one at a time a node, except past one that takes too long.
+
+        All cards' nodes get the lowest minor that is free: of two cards that are down together one
+        may come back with the other's. A pod that was given the former node is refused then
+        (invariant 10). That is less than what a card that hangs would cost the others.
+        """
+        while not (turn := self._one_reset).acquire(timeout=TURN_SECONDS):
+            if self._one_reset is turn:
+                self._one_reset = threading.Lock()
+        try:
+            yield
+        finally:
+            turn.release()
 
     def rebind(self, card: Card) -> None:
         """A reset is what mends a card here."""
@@ -214,7 +234,7 @@ class XrtBackend:
         management, user = directories(address)
         try:
             functions = Functions(management, user, instance(self._kernel, user))
-            with self._one_reset:
+            with self._turn():
                 finish(self._kernel, card, functions)
         except OSError as error:
             raise HardwareError(
