@@ -1,7 +1,6 @@
 """Cards that XRT's drivers serve, real or simulated: the kernel below is a parameter."""
 
 import threading
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,7 +61,6 @@ class XrtBackend:
         self._one_reset = threading.Lock()
         self._resetting: dict[CardId, Card] = {}
         self._banks: dict[RegionId, tuple[MemoryBank, ...]] = {}
-        self._cleared = Counter[CardId]()
 
     def boot_id(self) -> str:
         """The kernel's boot id."""
@@ -88,7 +86,7 @@ class XrtBackend:
         """One card; while the plugin resets it, as it was before."""
         if (before := self._resetting.get(card)) is not None:
             return before
-        found = discovery.scan_card(self._kernel, card, cleared=self._cleared[card])
+        found = discovery.scan_card(self._kernel, card)
         if (before := self._resetting.get(card)) is not None:
             return before  # the reset began while it was read
         if not isinstance(found, Card):
@@ -176,7 +174,6 @@ class XrtBackend:
 
     def clear_memory(self, card: Card) -> None:
         """Write zeros over all banks that the image on the card reaches."""
-        cleared = 0
         for region in card.regions:
             if (banks := self._banks.get(region.id)) is None:
                 raise HardwareError(
@@ -185,8 +182,7 @@ class XrtBackend:
                     hint="its next scrub loads the blank bitstream, which tells it",
                 )
             with opened(self._kernel, region) as handle:
-                cleared += clear(self._kernel, handle, card.id, banks)
-        self._cleared[card.id] = cleared
+                clear(self._kernel, handle, card.id, banks)
 
     def reset(self, card: Card) -> None:
         """Reset a card that nobody uses."""
