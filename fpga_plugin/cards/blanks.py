@@ -4,6 +4,8 @@ A blank that is missing, unusable or not trusted is a state of its interface id,
 looked at again when the store changes.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -16,6 +18,7 @@ from fpga_plugin.errors import (
     RefusedError,
     StoreUnavailableError,
 )
+from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
@@ -48,6 +51,7 @@ class Blanks:
         self._policy = policy
         self._afus: dict[InterfaceId, AfuId | None] = {}
         self._problems: dict[InterfaceId, str] = {}
+        self._reach: dict[AfuId, int] = {}
 
     async def load(self, card: Card) -> Bitstream | None:
         """The blank bitstream of a card; None only under best-effort.
@@ -70,6 +74,8 @@ class Blanks:
             blank, problem = None, str(error)
             passing = error if isinstance(error, _PASSING) else None
         self._afus[interface_id] = None if blank is None else blank.afu_id
+        if blank is not None and isinstance(blank.image, Xclbin):
+            self._reach[blank.afu_id] = blank.image.clearable
         if problem != self._problems.get(interface_id, ""):
             self._report(interface_id, problem)
         if blank is not None or self._policy is not ScrubPolicy.REQUIRED:
@@ -102,6 +108,23 @@ class Blanks:
             except FpgaPluginError:
                 return None
         return self._afus[card.interface_id]
+
+    def exposed(self, card: Card, on_it: Iterable[AfuId | None], blank: AfuId | None) -> Card:
+        """A card, with whether its memory stays that is cleared through its blank bitstream.
+
+        It does not depend on what was cleared in this run of the plugin: whether it is clear is in
+        the journal.
+
+        Args:
+            card: as its backend found it.
+            on_it: AFU ids of its regions. If one is a blank bitstream's, that one cleared it.
+            blank: of the store, which the next scrub programs.
+        """
+        if not card.memory:
+            return card
+        stores = 0 if blank is None else self._reach.get(blank, 0)
+        reach = min(stores if one is None else self._reach.get(one, stores) for one in on_it)
+        return replace(card, some_memory_stays=reach < card.memory)
 
     def problem(self, interface_id: InterfaceId) -> str:
         """Why there is no blank bitstream, by the last look; else empty."""

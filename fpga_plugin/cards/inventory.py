@@ -162,7 +162,9 @@ class Inventory:
                 if found is not None:  # it went while it was looked at
                     self._look_later(card_id)
                 return
-            self._found(found, observed, await self._blank(found))
+            blank = await self._blank(found)
+            exposed = self._operations.blanks.exposed(found, observed.values(), blank)
+            self._found(exposed, observed, blank)
 
     def _see(self, card_id: CardId) -> tuple[Card | CardProblem | None, _Observed | None]:
         """What is in a card's place, and its regions' AFU ids; None: it went meanwhile."""

@@ -153,8 +153,9 @@ class Recovery:
         """Reset a card whose last owner is gone; with its lock held. None: it is gone afterwards.
 
         A reset ends every process that has a node of the card, and may move the node. The journal
-        records it, like a rebind: if the plugin dies, its next start finishes it. `regions` are
-        `due_for_reset`, and DIRTY afterwards.
+        records it, like a rebind, until it has gone well: if it fails, the queue's worker finishes
+        it (`unfinished`), and if the plugin dies, its next start. `regions` are `due_for_reset`,
+        and DIRTY afterwards.
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
@@ -246,35 +247,54 @@ class Recovery:
         await self._operations.check_gone(former)
 
     async def resume(self) -> None:
-        """Finish what an earlier run began: bind cards that it left without driver.
+        """Finish what an earlier run began: bind cards that it left without driver, all at once.
 
         A card that is found in the midst of a reset is put online whatever the journal says of it:
         the journal may be a new one, or an older one that was put back.
         """
         problems = self._ledger.problems.items()
         interrupted = {card_id for card_id, problem in problems if problem.interrupted}
-        for card_id in sorted(self._ledger.rebinding | interrupted):
-            try:
-                await self.put_on(card_id)
-            except FpgaPluginError as error:
-                _say_no_driver(card_id, error)
+        await asyncio.gather(*map(self._resume, sorted(self._ledger.rebinding | interrupted)))
+
+    async def _resume(self, card_id: CardId) -> None:
+        try:
+            await self.put_on(card_id)
+        except FpgaPluginError as error:
+            _say_no_driver(card_id, error)
 
     async def put_on(self, card_id: CardId) -> None:
-        """Bind a card that a rebind left without driver.
+        """Finish a rebind or a reset of a card.
 
         Raises:
             CardGoneError: it is no longer in its slot.
-            HardwareError: it failed; the message names the command.
-            JournalError: it has its driver, which cannot be written down.
+            HardwareError: it failed; the message says what helps.
+            JournalError: it cannot be written down.
         """
         try:
             async with self._operations.workers.lock(card_id):
-                await self._operations.workers.run(card_id, self._operations.backend.bind, card_id)
-                await self._inventory.look(card_id)
-                self._ledger.hardware.set_rebinding(card_id, rebinding=False)
-                log.info("card bound again", card=card_id)
+                await self.finish(card_id)
         finally:
             self._queue.add(card_id)
+
+    def unfinished(self, card_id: CardId) -> bool:
+        """Whether a reset of a card began and did not end; asked with the card's lock held.
+
+        No event tells when a card that is missing may be put online. Of a missing driver one does:
+        such a card is bound by the plugin's next start, or by the operator.
+        """
+        card, problem = self._ledger.cards.get(card_id), self._ledger.problems.get(card_id)
+        resets = card.resets if card is not None else problem is not None and problem.passing
+        return resets and card_id in self._ledger.rebinding
+
+    async def finish(self, card_id: CardId) -> None:
+        """As `put_on`, with the card's lock held. It begins no reset, so no tenancy forbids it."""
+        ledger, operations = self._ledger, self._operations
+        # If it fails, it is tried again: also where another journal knew of the reset.
+        ledger.hardware.set_rebinding(card_id, rebinding=True)
+        await operations.workers.run(card_id, operations.backend.bind, card_id)
+        await self._inventory.look(card_id)
+        ledger.hardware.set_rebinding(card_id, rebinding=False)
+        log.info("card bound again", card=card_id)
 
     def _note_attempt(self, card_id: CardId) -> None:
         now, last = self._now(), self._attempts.get(card_id)

@@ -130,24 +130,30 @@ class Scrubber:
         """One look at a card."""
         operations = self._operations
         async with operations.workers.lock(card_id):
-            card = operations.ledger.cards.get(card_id)
-            if card is None or not self._queue.open:
+            if not self._queue.open:
                 return Outcome.NOTHING
-            # After a rebind whose end could not be journalled, or if someone else bound its driver.
-            operations.ledger.hardware.set_rebinding(card_id, rebinding=False)
-            if self._recovery.due(card):
-                back = await self._recovery.rebind(card, owner=frozenset())
-                return Outcome.DONE if back else Outcome.NOTHING
-            tenants = await self._end_tenancies_elsewhere(card)
-            if not self._due(card):
-                if self._memory_due(card):
-                    return await self._clear_memory(card)
-                await self._give_back(card)
-                return Outcome.WAIT if tenants else Outcome.NOTHING
-            due = await self._scrubbable(card)
-            if not due.regions:
-                return Outcome.NOTHING  # the store's change adds the card again
-            return await self._scrub_due(card, due)
+            if self._recovery.unfinished(card_id) and not await self._finish_reset(card_id):
+                return Outcome.WAIT
+            card = operations.ledger.cards.get(card_id)
+            return Outcome.NOTHING if card is None else await self._work(card)
+
+    async def _work(self, card: Card) -> Outcome:
+        """Of a card that is there, with its lock held."""
+        # After a rebind whose end could not be journalled, or if someone else bound its driver.
+        self._operations.ledger.hardware.set_rebinding(card.id, rebinding=False)
+        if self._recovery.due(card):
+            back = await self._recovery.rebind(card, owner=frozenset())
+            return Outcome.DONE if back else Outcome.NOTHING
+        tenants = await self._end_tenancies_elsewhere(card)
+        if not self._due(card):
+            if self._memory_due(card):
+                return await self._clear_memory(card)
+            await self._give_back(card)
+            return Outcome.WAIT if tenants else Outcome.NOTHING
+        due = await self._scrubbable(card)
+        if not due.regions:
+            return Outcome.NOTHING  # the store's change adds the card again
+        return await self._scrub_due(card, due)
 
     async def _scrub_due(self, card: Card, due: _Due) -> Outcome:
         """Scrub a card's due regions; a card that `resets` is reset first after an owner."""
@@ -220,6 +226,17 @@ class Scrubber:
                 self._wait_for(region.id, error.message, error.hint)
             operations.report(first)
             return None
+
+    async def _finish_reset(self, card_id: CardId) -> bool:
+        """Finish a reset that failed, whatever the card's health says; False: it has to wait."""
+        try:
+            await self._recovery.finish(card_id)
+        except FpgaPluginError as error:
+            card = self._operations.ledger.cards.get(card_id)
+            for region in () if card is None else card.regions:
+                self._wait_for(region.id, error.message, error.hint)
+            return False
+        return True
 
     async def _give_back(self, card: Card) -> None:
         """Unbind drivers that the plugin bound for a region, once it is clean without an owner."""

@@ -236,8 +236,8 @@ class Backend(Protocol):
         """Bring a card that nobody uses to where no owner's image runs; of one that `resets`.
 
         Seconds, and nothing can interrupt it. A process that still has a node of it is ended. The
-        card has to be scanned again afterwards: its nodes may have other numbers. A plugin that
-        dies meanwhile finishes it with `bind`.
+        card has to be scanned again afterwards: its nodes may have other numbers. If it fails, or
+        the plugin dies meanwhile, `bind` finishes it.
 
         Raises:
             PortInUseError: a process has a node and does not end.
@@ -272,11 +272,11 @@ class Backend(Protocol):
         """The operator's way to do what `rebind` does, with the command; reads nothing."""
 
     def bind(self, card: CardId) -> None:
-        """Put the driver on a card that a `rebind` left without; any other is left as it is.
+        """Finish what a `rebind` or a `reset` left half done; any other card is left as it is.
 
         Raises:
             CardGoneError: there is no such card.
-            HardwareError: it failed.
+            HardwareError: it failed, or a reset has not ended yet.
         """
 
     def health(self, card: Card) -> CardHealth:

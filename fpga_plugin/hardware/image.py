@@ -112,6 +112,11 @@ class Xclbin:
     slot_size: int
     banks: tuple[MemoryBank, ...]
 
+    @property
+    def clearable(self) -> int:
+        """Bytes of on-card memory that can be overwritten while it is on the card."""
+        return sum(bank.size for bank in self.banks if bank.clearable)
+
     def __str__(self) -> str:
         return "an xclbin"
 

@@ -69,7 +69,10 @@ class Card:
         regions: those that can be used now, by port id.
         ports: how many the hardware has; a whole card needs all of them.
         clears_memory: the card has documented knobs that clear its on-card memory.
-        some_memory_stays: besides these it has memory that no knob clears.
+        some_memory_stays: besides these it has memory that no knob clears; of a card with `memory`,
+            which its blank bitstream does not reach.
+        memory: bytes of on-card memory that are cleared through the blank bitstream, which has to
+            reach all of them. 0: the driver's knobs clear it, or nothing does.
         iommu: what limits its DMA; the weakest, where its functions differ.
         description: PCI ids or a product's name, for people.
         handle: how its backend finds it again, as `Region.handle`.
@@ -104,6 +107,7 @@ class Card:
     description: str = ""
     handle: object = None
     some_memory_stays: bool = False
+    memory: float = 0
     iommu: Iommu = Iommu.UNKNOWN
     reprogrammable: bool = True
     pcie_root: str = ""

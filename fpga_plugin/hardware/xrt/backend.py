@@ -1,8 +1,8 @@
 """Cards that XRT's drivers serve, real or simulated: the kernel below is a parameter."""
 
 import threading
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
@@ -24,7 +24,6 @@ from fpga_plugin.hardware.model import (
     ScanResult,
 )
 from fpga_plugin.hardware.xrt import defs, discovery
-from fpga_plugin.hardware.xrt.attributes import value
 from fpga_plugin.hardware.xrt.handles import (
     Functions,
     check_instance,
@@ -37,8 +36,14 @@ from fpga_plugin.hardware.xrt.load import opened
 from fpga_plugin.hardware.xrt.mask import set_mask
 from fpga_plugin.hardware.xrt.memory import clear
 from fpga_plugin.hardware.xrt.port import XrtPort, errors, read_afu_id
-from fpga_plugin.hardware.xrt.reset import advice, hot_reset, put_online
+from fpga_plugin.hardware.xrt.reset import advice, finish, hot_reset
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
+
+TURN_SECONDS = 60.0
+"""Until a reset does not wait for another any more, nor does any after it.
+
+One takes about 3 s, and 20 s more if PF0's answer is lost (`reset`).
+"""
 
 
 class XrtBackend:
@@ -56,7 +61,6 @@ class XrtBackend:
         self._one_reset = threading.Lock()
         self._resetting: dict[CardId, Card] = {}
         self._banks: dict[RegionId, tuple[MemoryBank, ...]] = {}
-        self._cleared = Counter[CardId]()
 
     def boot_id(self) -> str:
         """The kernel's boot id."""
@@ -82,7 +86,7 @@ class XrtBackend:
         """One card; while the plugin resets it, as it was before."""
         if (before := self._resetting.get(card)) is not None:
             return before
-        found = discovery.scan_card(self._kernel, card, cleared=self._cleared[card])
+        found = discovery.scan_card(self._kernel, card)
         if (before := self._resetting.get(card)) is not None:
             return before  # the reset began while it was read
         if not isinstance(found, Card):
@@ -170,7 +174,6 @@ class XrtBackend:
 
     def clear_memory(self, card: Card) -> None:
         """Write zeros over all banks that the image on the card reaches."""
-        cleared = 0
         for region in card.regions:
             if (banks := self._banks.get(region.id)) is None:
                 raise HardwareError(
@@ -179,16 +182,12 @@ class XrtBackend:
                     hint="its next scrub loads the blank bitstream, which tells it",
                 )
             with opened(self._kernel, region) as handle:
-                cleared += clear(self._kernel, handle, card.id, banks)
-        self._cleared[card.id] = cleared
+                clear(self._kernel, handle, card.id, banks)
 
     def reset(self, card: Card) -> None:
-        """Reset a card that nobody uses; one at a time a node.
-
-        So the minor that a card's node loses is normally the one that it gets back.
-        """
+        """Reset a card that nobody uses."""
         functions = functions_of(card)
-        with self._one_reset:
+        with self._turn():
             for region in card.regions:
                 check_instance(self._kernel, region)
                 self._banks.pop(region.id, None)
@@ -199,6 +198,22 @@ class XrtBackend:
                 self._aer.forget(card.id)  # a reset of the link counts as an error of it
                 del self._resetting[card.id]
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Resets go one at a time a node, except past one that takes too long.
+
+        All cards' nodes get the lowest minor that is free: of two cards that are down together one
+        may come back with the other's. A pod that was given the former node is refused then
+        (invariant 10). That is less than what a card that hangs would cost the others.
+        """
+        while not (turn := self._one_reset).acquire(timeout=TURN_SECONDS):
+            if self._one_reset is turn:
+                self._one_reset = threading.Lock()
+        try:
+            yield
+        finally:
+            turn.release()
+
     def rebind(self, card: Card) -> None:
         """A reset is what mends a card here."""
         self.reset(card)
@@ -208,22 +223,20 @@ class XrtBackend:
         return advice(card.address)
 
     def bind(self, card: CardId) -> None:
-        """Put a card online that a reset was interrupted of; any other is left as it is."""
+        """Finish a reset that was interrupted or failed; a card that is up is left as it is."""
         address = PciAddress.parse(card)
         if not discovery.is_card(self._kernel, address):
             raise CardGoneError(f"card {card} is gone", hint="is it still in its slot?")
         management, user = directories(address)
         try:
             functions = Functions(management, user, instance(self._kernel, user))
-            down = value(self._kernel, f"{user}/shutdown")
+            with self._turn():
+                finish(self._kernel, card, functions)
         except OSError as error:
             raise HardwareError(
                 f"card {card} cannot be put online ({error.strerror})",
                 hint="are xclmgmt and xocl bound to its two functions?",
             ) from error
-        if down:
-            with self._one_reset:
-                put_online(self._kernel, card, functions)
 
     def guard(self, card: Card, *, left: bool) -> str:
         """Mask a card's requests again where that was lost, as when xclmgmt was bound again."""

@@ -80,16 +80,13 @@ def is_card(kernel: Kernel, address: PciAddress) -> bool:
         return False
 
 
-def scan_card(kernel: Kernel, card: CardId, *, cleared: int) -> Card | CardProblem | None:
-    """One card; None when there is none of this id.
-
-    `cleared`: bytes of its memory that the plugin cleared last, 0 before it did.
-    """
+def scan_card(kernel: Kernel, card: CardId) -> Card | CardProblem | None:
+    """One card; None when there is none of this id."""
     address = PciAddress.parse(card)
     if not is_card(kernel, address):
         return None
     try:
-        return _card(kernel, address, cleared)
+        return _card(kernel, address)
     except HardwareError as error:
         hint = error.hint or "the drivers say nonsense: see the kernel's log"
         interrupted = isinstance(error, _ShutDownError)
@@ -104,7 +101,7 @@ def scan_card(kernel: Kernel, card: CardId, *, cleared: int) -> Card | CardProbl
         )
 
 
-def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
+def _card(kernel: Kernel, address: PciAddress) -> Card:
     """Read a card.
 
     Raises:
@@ -131,7 +128,8 @@ def _card(kernel: Kernel, address: PciAddress, cleared: int) -> Card:
         regions=(Region(address.card_id, 0, grant, functions, numbers={node: number}),),
         ports=1,
         clears_memory=True,
-        some_memory_stays=cleared < defs.ON_BOARD_MEMORY.get(device, math.inf),
+        some_memory_stays=True,  # unless its blank bitstream is known to reach it
+        memory=defs.ON_BOARD_MEMORY.get(device, math.inf),
         iommu=pci.iommu(kernel, (management, user)),
         description=f"{product} ({defs.VENDOR}:{device})",
         handle=functions,

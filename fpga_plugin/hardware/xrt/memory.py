@@ -24,13 +24,12 @@ SAMPLES = 16
 """Read back of each bank, its first and last bytes among them."""
 
 
-def clear(kernel: Kernel, handle: Handle, card: CardId, banks: Iterable[MemoryBank]) -> int:
-    """Write zeros over banks, and read samples back; returns how many bytes were cleared.
+def clear(kernel: Kernel, handle: Handle, card: CardId, banks: Iterable[MemoryBank]) -> None:
+    """Write zeros over banks, and read samples back.
 
     Raises:
         HardwareError: a bank cannot be written or read, or a sample is not zero.
     """
-    cleared = 0
     with mmap.mmap(-1, CHUNK) as zeros, mmap.mmap(-1, SAMPLE) as sample:
         source, target = _address(zeros), _address(sample)
         for bank in banks:
@@ -47,8 +46,6 @@ def clear(kernel: Kernel, handle: Handle, card: CardId, banks: Iterable[MemoryBa
                         f" {bank.base + offset:#x}",
                         hint="what the last user left may still be in it",
                     )
-            cleared += bank.size
-    return cleared
 
 
 def _address(buffer: mmap.mmap) -> int:

@@ -1,9 +1,15 @@
 """A region, held: what is loaded into it, and how another image comes there.
 
-There is no exclusive open (O_EXCL always fails with EBUSY, and plain opens are not
-limited). The caller knows by its tenancies that nobody uses the region. What excludes others is the
-mask: no holder of the node can load in the moment between the plugin's load and the mask unseen,
-since the record that decides is read after PF1 has the mask.
+There is no exclusive open (O_EXCL always fails with EBUSY, and plain opens are not limited). The
+caller knows by its tenancies that no other owner uses the region. What excludes others is the mask,
+which has to let loads through while the plugin loads. The record that decides is read after PF1 has
+the mask again, so a file of another uuid that a holder of the node loaded in that moment is seen.
+One of the same uuid is not. Only a process of the owner's own pod can have the node then: between
+two owners a reset ends every holder.
+
+No context closes that gap. One that is taken before the load makes the plugin's own load fail with
+EBUSY (userpf/xocl_ioctl.c), and for one after it a load that already waits for the driver's lock
+comes first.
 """
 
 import time

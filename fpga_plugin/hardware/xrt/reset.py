@@ -15,6 +15,7 @@ drivers of 2.25:
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from fpga_plugin.errors import ASK_THE_OPERATOR, CardGoneError, HardwareError, PortInUseError
 from fpga_plugin.hardware.kernel import Kernel
@@ -36,6 +37,11 @@ UP_SECONDS = 60.0
 _BEGINS_SECONDS = 3.0
 """Until PF0 shows that it is offline: a reset that it has not begun by then is over."""
 
+_HOLDER: Final = (
+    "a process that ignores SIGBUS keeps it; `fuser -v /dev/dri/renderD*` on the node names it. The"
+    " reset goes on once it ends"
+)
+
 
 def hot_reset(kernel: Kernel, card: CardId, functions: Functions) -> None:
     """Reset a card that nobody uses; seconds, and nothing can interrupt it.
@@ -55,6 +61,25 @@ def hot_reset(kernel: Kernel, card: CardId, functions: Functions) -> None:
         _write(kernel, card, functions, "1")
         _wait_until_down(kernel, card, functions, who)
     put_online(kernel, card, functions)
+
+
+def finish(kernel: Kernel, card: CardId, functions: Functions) -> None:
+    """Finish a reset that was interrupted or failed; a card that is up is left as it is.
+
+    It begins no reset.
+
+    Raises:
+        CardGoneError: a function or its driver is gone.
+        HardwareError: the card did not come back, or its reset has not ended yet.
+        OSError: what it does cannot be read.
+    """
+    if value(kernel, f"{functions.user}/shutdown"):
+        put_online(kernel, card, functions)
+    elif not holds(partial(_is_up, kernel, functions)):
+        raise HardwareError(
+            f"card {card} is not back from its reset: its user function is not ready",
+            hint=_HOLDER,
+        )
 
 
 def put_online(kernel: Kernel, card: CardId, functions: Functions) -> None:
@@ -135,8 +160,7 @@ def _wait_until_down(kernel: Kernel, card: CardId, functions: Functions, who: st
         raise PortInUseError(
             f"card {card} is not reset after {DOWN_SECONDS:.0f} s: somebody who has its node"
             f" does not end ({who})",
-            hint="a process that ignores SIGBUS keeps it; `fuser -v /dev/dri/renderD*` on the"
-            " node names it. The reset goes on once it ends",
+            hint=_HOLDER,
         )
 
 

@@ -254,6 +254,23 @@ def test_a_card_that_cannot_be_bound_keeps_no_other_from_it(scene: Scene) -> Non
     assert scene.logged.count("card bound again") == 1
 
 
+def test_a_card_that_hangs_while_it_is_bound_keeps_no_other_down(scene: Scene) -> None:
+    lost = lose_driver(scene)
+    other = card_of(scene.regions[2])
+    scene.rack.boards[other].present, scene.rack.boards[other].unbound = False, True
+    scene.plugin.call(lambda: scene.ledger.hardware.set_rebinding(other, rebinding=True))
+    first = min(lost, other)
+
+    async def hangs() -> None:
+        async with scene.operations.workers.lock(first):
+            await scene.plugin.loop.create_future()
+
+    scene.plugin.begin(hangs())
+    scene.plugin.begin(scene.plugin.recovery.resume())
+    scene.plugin.work()
+    assert scene.ledger.rebinding == {first}
+
+
 def test_a_card_in_the_midst_of_a_reset_is_put_online_whatever_the_journal_says(
     scene: Scene,
 ) -> None:

@@ -5,6 +5,7 @@ number: it must not begin while a pod may have it, and what is there afterwards 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -16,7 +17,8 @@ from fpga_plugin.allocation.journal.records import Condition, RegionRecord
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import HardwareError, NotFinishedError, PortInUseError, RefusedError
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
 from fpga_plugin.ids import CardId, RegionId
 
 
@@ -281,6 +283,129 @@ def test_a_reset_that_failed_is_what_the_next_start_finishes(world: World) -> No
     assert isinstance(task.exception(), HardwareError)
     assert world.journal.snapshot.rebinding == {world.card_id: True}
     assert world.condition(world.region) is Condition.DIRTY
+
+
+# ------------------------------------------------------------------ one that failed half-way
+
+
+class HalfReset(World):
+    """A card whose next reset fails and leaves it down, until `bind` puts it online.
+
+    Attributes:
+        down: it shows no node, and its health says that it may pass.
+        ready: `bind` can put it online.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = self.ready = False
+        rack, scan, health = self.rack, self.rack.scan_card, self.rack.health
+        rack.scan_card = lambda card: self.problem if self.down else scan(card)
+        rack.health = lambda card: self.health if self.down else health(card)
+        rack.bind = self.bind
+        self.well = rack.reset
+
+    def power_on(self) -> None:
+        super().power_on()
+        self.rack.reset = self.fail
+
+    @property
+    def problem(self) -> CardProblem:
+        return CardProblem(self.board.card.address, "no render nodes", passing=True)
+
+    @property
+    def health(self) -> CardHealth:
+        return CardHealth({self.region: Fault(FaultKind.TRANSIENT, "unreadable: not ready")})
+
+    def fail(self, card: Card) -> None:
+        self.down, self.rack.reset = True, self.well
+        raise HardwareError("its management function is offline", hint="see the kernel's log")
+
+    def bind(self, _card: CardId) -> None:
+        if self.down and not self.ready:
+            raise HardwareError("it is not back", hint="wait")
+        self.down = False
+
+    def look(self, *, scanned: bool) -> None:
+        """An event, or a look at its health alone."""
+        hardware = self.plugin.hardware
+        self.plugin.begin((hardware.rescan if scanned else hardware.check)(self.card_id))
+        self.settle()
+
+
+@pytest.fixture
+def half() -> Iterator[HalfReset]:
+    with scenes(HalfReset) as make:
+        yield make()
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_reset_that_failed_half_way_is_finished_whatever_the_cards_health_says(
+    half: HalfReset, *, scanned: bool
+) -> None:
+    half.leave()
+    half.settle()
+    half.look(scanned=scanned)
+    assert (half.card_id in half.ledger.cards) is not scanned
+    assert half.journal.snapshot.rebinding == {half.card_id: True}, "a restart would finish it"
+    if not scanned:
+        assert half.scrubber_waits == "it is not back (wait)"
+    half.ready = True
+    half.settle()
+    assert not half.down
+    assert not half.journal.snapshot.rebinding
+    half.plugin.begin(half.plugin.hardware.check_all())
+    half.settle()
+    assert half.condition(half.region) is Condition.BLANK
+    assert half.resets == 1, "what came back is reset before it is blanked"
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_operators_retry_finishes_a_reset_that_failed(half: HalfReset, *, scanned: bool) -> None:
+    half.leave()
+    half.settle()
+    half.look(scanned=scanned)
+    half.hold_releases()
+    for half.ready in (False, True):
+        task = half.plugin.begin(half.plugin.actions.retry(half.card_id))
+        half.settle()
+        assert half.down is not half.ready
+        if not half.ready:
+            assert isinstance(task.exception(), HardwareError)
+            assert half.journal.snapshot.rebinding
+    assert task.result().present
+    assert not half.ledger.failing
+    assert not half.resets, "nothing is reset while kubelet's records are not known"
+
+
+def test_what_came_back_from_a_failed_reset_is_not_reset_under_a_pod(half: HalfReset) -> None:
+    """The pod that was thought to be gone runs: a card that is down is put online, no more."""
+    half.leave()
+    half.settle()
+    half.look(scanned=True)
+    half.pods[0].running = half.ready = True
+    half.settle()
+    assert not half.down
+    assert not half.resets
+    assert "still runs" in half.scrubber_waits
+    half.pods[0].running = False
+    half.settle()
+    assert half.condition(half.region) is Condition.BLANK
+
+
+def test_a_reset_that_a_dead_plugin_left_is_tried_until_it_ends(half: HalfReset) -> None:
+    """Also where the journal did not know of it."""
+    half.down, half.rack.reset = True, half.well
+    half.look(scanned=True)
+    problem = replace(half.problem, interrupted=True)
+    with mock.patch.dict(half.ledger.problems, {half.card_id: problem}):
+        half.plugin.begin(half.plugin.recovery.resume())
+        half.settle()
+        assert half.journal.snapshot.rebinding == {half.card_id: True}
+        half.ready = True
+        half.settle()
+    assert not half.down
+    assert half.condition(half.region) is Condition.BLANK
 
 
 # ------------------------------------------------------------------ in a PreStart

@@ -1,6 +1,7 @@
 """Which Alveo cards there are, and why one of them is not served."""
 
 import errno
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from doubles.xclbins import ALVEO
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.image import Xclbin
 from fpga_plugin.hardware.model import AssumptionVerdict, Iommu
-from fpga_plugin.hardware.xrt import discovery
+from fpga_plugin.hardware.xrt import defs, discovery
 
 PF0, PF1 = "/sys/bus/pci/devices/0000:10:00.0", "/sys/bus/pci/devices/0000:10:00.1"
 ABSENT = FileNotFoundError(errno.ENOENT, "No such file or directory")
@@ -56,11 +57,16 @@ def test_each_product_is_known_and_how_much_memory_it_has(
     rig: Rig, device: str, product: str, memory: int
 ):
     rig.kernel.instead["0000:10:00.0/device"] = f"0x{device}"
-    assert rig.card().model == f"AMD Alveo {product}"
-    rig.backend._cleared[CARD] = (memory << 30) - 1
-    assert rig.card().some_memory_stays
-    rig.backend._cleared[CARD] = memory << 30
-    assert not rig.card().some_memory_stays
+    card = rig.card()
+    assert (card.model, card.memory) == (f"AMD Alveo {product}", memory << 30)
+    assert card.some_memory_stays, "unless a blank bitstream is known to reach it"
+
+
+def test_of_a_card_whose_memory_is_not_known_no_blank_reaches_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delitem(defs.ON_BOARD_MEMORY, "505c")
+    assert rig.card().memory == math.inf
 
 
 def test_the_management_node_is_guarded(rig: Rig):

@@ -82,4 +82,3 @@ def test_memory_that_the_driver_refuses_is_an_error_that_names_the_place(
     rig.kernel.fails["ioctl", hex(request_)] = OSError(errno.EIO, "Input/output error")
     with pytest.raises(HardwareError, match=rf"HBM\[0\] of card .* be {what} at 0x100000 \(Input"):
         cleared(rig, BANK)
-    assert rig.card().some_memory_stays

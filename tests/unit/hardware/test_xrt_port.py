@@ -327,16 +327,8 @@ def test_only_a_clock_is_a_setting_and_there_is_none(rig: Rig):
 
 def test_memory_is_cleared_where_the_image_reaches_it(rig: Rig):
     rig.program()
-    assert rig.card().some_memory_stays
     rig.backend.clear_memory(rig.card())
     assert rig.board().state.zeroed == ((1 << 20, 2 << 20),)
-    assert rig.card().some_memory_stays  # a U55C has more than that
-
-
-def test_a_card_whose_blank_reaches_all_of_its_memory_keeps_none(rig: Rig):
-    rig.program()
-    rig.backend._cleared[CARD] = 16 << 30
-    assert not rig.card().some_memory_stays
 
 
 def test_memory_that_keeps_what_it_has_is_told(rig: Rig):
@@ -375,24 +367,6 @@ def test_after_a_load_that_failed_nobody_knows_either(rig: Rig):
         rig.program()
     with pytest.raises(HardwareError, match="not known"):
         rig.backend.clear_memory(rig.card())
-
-
-@pytest.mark.parametrize(("capacity", "stays"), [(1 << 20, False), ((1 << 20) + 1, True)])
-def test_whether_memory_stays_is_told_by_what_was_cleared(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, capacity: int, *, stays: bool
-):
-    monkeypatch.setitem(defs.ON_BOARD_MEMORY, "505c", capacity)
-    assert rig.card().some_memory_stays
-    rig.program()
-    rig.backend.clear_memory(rig.card())
-    assert rig.card().some_memory_stays is stays
-
-
-def test_of_a_card_whose_memory_is_not_known_some_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(defs.ON_BOARD_MEMORY, "505c")
-    rig.program()
-    rig.backend.clear_memory(rig.card())
-    assert rig.card().some_memory_stays
 
 
 @pytest.mark.parametrize("size", [1, SAMPLE - 1, SAMPLE, SAMPLE + 1, 3 * SAMPLE, 1 << 20, 1 << 34])

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from doubles.alveo import CARD, CARD_2, Rig
+from doubles.xclbins import ALVEO
 
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError, PortInUseError
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card, CardProblem
-from fpga_plugin.hardware.xrt import defs, reset
+from fpga_plugin.hardware.xrt import backend, defs, reset
 
 MASK = "config_mailbox_channel_disable"
 
@@ -263,6 +264,35 @@ def test_a_card_that_a_dead_plugin_left_shut_down_is_put_online(rig: Rig):
         rig.backend.bind("0000-77-00.0")
 
 
+def test_a_reset_that_a_process_kept_from_ending_is_finished_by_bind(rig: Rig):
+    """The process ended, and nobody waited for the reset: PF1 stays down."""
+    holder = rig.arm("holder")
+    card = rig.card()
+    with pytest.raises(PortInUseError):
+        rig.backend.reset(card)
+    written = list(rig.kernel.written)
+    with pytest.raises(HardwareError, match="not back from its reset") as error:
+        rig.backend.bind(CARD)
+    assert "ignores SIGBUS" in error.value.hint
+    assert rig.kernel.written == written, "it begins no reset"
+    holder.unlink()
+    rig.clock.sleep(60)
+    rig.backend.bind(CARD)
+    assert rig.card() == card
+    assert rig.board().state.mask == defs.MASK
+
+
+def test_a_management_function_that_is_back_late_is_waited_for_by_the_next_try(rig: Rig):
+    card = rig.card()
+    at(rig, "shutdown=1", lambda: rig.kernel.instead.update({"0.0/dev_offline": "1"}))
+    for attempt in (rig.backend.reset, rig.backend.bind):
+        with pytest.raises(HardwareError, match="its management function is offline"):
+            attempt(card if attempt == rig.backend.reset else CARD)
+    rig.kernel.instead.clear()
+    rig.backend.bind(CARD)
+    assert rig.card() == card
+
+
 def test_a_look_at_a_card_that_is_being_reset_shows_it_as_it_was(rig: Rig):
     card = rig.card()
     seen: list[object] = []
@@ -303,6 +333,41 @@ def test_cards_are_reset_one_at_a_time_so_that_each_gets_its_node_back(tmp_path:
         thread.join(30)
     assert max(down) == 1
     assert [rig.board(c).state.minor for c in (CARD, CARD_2)] == [128, 129]
+
+
+def test_a_card_that_hangs_in_its_reset_keeps_no_other_from_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Those that wait for it go on together; one after them waits for it no more."""
+    monkeypatch.setattr(backend, "TURN_SECONDS", 0.2)
+    rig = Rig(tmp_path, f"4x1+alveo@{ALVEO}")
+    first, *others = [rig.card(card) for card in sorted(rig.backend.card_ids())]
+    begun, over = threading.Event(), threading.Event()
+
+    def hang(what: str) -> None:
+        if f"{str(first.address)[:-1]}1/shutdown=1" in what:
+            begun.set()
+            over.wait(60)
+
+    rig.kernel.before = hang
+    hung = threading.Thread(target=rig.backend.reset, args=(first,))
+    hung.start()
+    try:
+        assert begun.wait(30)
+        last = others.pop()
+        waiting = [threading.Thread(target=rig.backend.reset, args=(card,)) for card in others]
+        for thread in waiting:
+            thread.start()
+        for thread in waiting:
+            thread.join(30)
+            assert not thread.is_alive()
+        monkeypatch.setattr(backend, "TURN_SECONDS", 60.0)
+        rig.backend.reset(last)
+        assert hung.is_alive()
+    finally:
+        over.set()
+        hung.join(30)
+    assert {rig.board(card).state.shutdown for card in rig.backend.card_ids()} == {False}
 
 
 def test_who_has_the_node_is_ended(rig: Rig):
