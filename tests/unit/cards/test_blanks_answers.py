@@ -25,7 +25,7 @@ from fpga_plugin.hardware.image import Image, RawImage
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.settings.settings import ScrubPolicy
 
-IMAGE = SimpleNamespace(afu_id=BLANK)
+IMAGE = SimpleNamespace(image=None, afu_id=BLANK)
 SIGNER = NotPermittedError("nobody signed it")
 
 
