@@ -53,6 +53,7 @@ def make_bench():
     ledger = SimpleNamespace(
         returns=Counter(),
         cards={CARD.id: CARD},
+        problems={},
         drained={CARD.id},
         rebinding=set(),
         unreconciled=frozenset(),
