@@ -83,6 +83,8 @@ class CardActions:
     async def retry(self, card: str) -> CardState:
         """Look at a card again now, and try again what failed: scrubs, a driver that is missing.
 
+        So it is with a card that could not be served, whatever its problem was.
+
         Raises:
             UnknownDeviceError: no such card.
             FpgaPluginError: its driver cannot be put on; the message says what helps.
@@ -134,8 +136,7 @@ class CardActions:
             RefusedError: it is in service, or in use.
             FpgaPluginError: the driver refused, or it cannot be read.
         """
-        # A card that cannot be served is one, too.
-        card_id = CardId(card) if card in self._inventory.problems else self._known(card)
+        card_id = self._known(card)
         workers, backend = self._operations.workers, self._operations.backend
         async with workers.lock(card_id):
             await self._check_unused(card_id)
@@ -177,6 +178,9 @@ class CardActions:
         drained = card_id in ledger.drained
         owners = tuple(ledger.allocations_on(card_id))
         waits = [f"{one.device} has an owner" for one in owners]
+        problem = ledger.problems.get(card_id)
+        why = "it is not served, so nobody knows who uses it"
+        waits += [] if problem is None else [f"{why}: {problem.message}"]
         not_clean: list[str] = []
         if present is not None:
             if not drained:
@@ -225,14 +229,15 @@ class CardActions:
             return list(waits)
 
     def _known(self, text: str) -> CardId:
-        """The card of that id.
+        """The card of that id; one that cannot be served is one, too.
 
         Raises:
             UnknownDeviceError: there is none, and none is remembered.
         """
         ledger, card_id = self._ledger, CardId(text)
+        there = card_id in ledger.cards or card_id in ledger.problems
         remembered = card_id in ledger.drained or card_id in ledger.rebinding
-        if card_id in ledger.cards or remembered or ledger.allocations_on(card_id):
+        if there or remembered or ledger.allocations_on(card_id):
             return card_id
         raise UnknownDeviceError(
             f"no card {quote(text)} on this node",

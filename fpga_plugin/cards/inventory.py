@@ -139,7 +139,8 @@ class Inventory:
     async def rescan(self, card_id: CardId) -> None:
         """Scan one card again, with its health signals; takes the card's lock for these."""
         await self.look(card_id)
-        await self.check(card_id)
+        if card_id in self._ledger.cards:  # else no look need wait for work that does not end
+            await self.check(card_id)
 
     async def look(self, card_id: CardId) -> None:
         """Scan one card again, without its health signals."""
@@ -275,7 +276,9 @@ class Inventory:
         """Read the health signals of all cards.
 
         First it reads all idle cards in one turn of a thread, which is all that an idle node costs.
-        It then looks at each card that has changed with that card's lock held.
+        It then looks at each card that has changed with that card's lock held, in a task of its
+        own. A card at work is left to its work and to a later look: work may take minutes, or never
+        end, and no other card waits for it.
         """
         idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
         for card_id in [c for c, problem in self.problems.items() if problem.passing]:
@@ -292,11 +295,12 @@ class Inventory:
             if card_id in same:
                 self._queue.add(card_id)
                 continue
+            if card_id not in silent:
+                if not self._workers.locked(card_id):
+                    self._spawn(self.check(card_id))
+                continue
             try:
-                if card_id in silent:
-                    self._judged(card, _failed(card, SILENT))
-                else:
-                    await self.check(card_id)
+                self._judged(card, _failed(card, SILENT))
             except FpgaPluginError as error:  # such as a journal that cannot be written
                 log.warning("scan failed", card=card_id, error=str(error))
 

@@ -25,6 +25,7 @@ from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     HardwareError,
+    NotFinishedError,
     ProgrammingError,
     RefusedError,
     WrongImageError,
@@ -135,6 +136,7 @@ class CardOperations:
             PortInUseError: another process has one open.
             CardGoneError: one is gone.
             HardwareError: one cannot be opened, or its device number not be read.
+            NotFinishedError: the node lacks what it takes, such as threads; or the plugin ends.
             JournalError: the device numbers cannot be written.
         """
         stack = ExitStack()
@@ -157,7 +159,12 @@ class CardOperations:
                 self.ledger.hardware.numbered(numbers)
             yield ports
         finally:
-            await self.workers.finish(card.id, stack.close)
+            try:
+                await self.workers.finish(card.id, stack.close)
+            except NotFinishedError:
+                # No thread can be started. The close resets a port, which takes milliseconds, and
+                # no work runs that it would wait for. Else the region is in use until we end.
+                stack.close()
 
     @asynccontextmanager
     async def work(

@@ -53,7 +53,7 @@ class CardWorkers:
         """Call a blocking function in a thread; cancelled, it waits for its end.
 
         Raises:
-            NotFinishedError: the plugin is ending; nothing was called.
+            NotFinishedError: the plugin is ending, or no thread can be started; nothing was called.
         """
         if self._closing:
             raise NotFinishedError("the plugin is ending", hint="it goes on after its restart")
@@ -62,10 +62,20 @@ class CardWorkers:
     async def finish(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Like `run`, but also while the plugin ends: for work that gives things back."""
+        """Like `run`, but also while the plugin ends: for work that gives things back.
+
+        Raises:
+            NotFinishedError: no thread can be started; nothing was called.
+        """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
         call = partial(function, *args, **kwargs)
-        work = asyncio.get_running_loop().run_in_executor(thread, call)
+        try:
+            work = asyncio.get_running_loop().run_in_executor(thread, call)
+        except RuntimeError as error:
+            raise NotFinishedError(
+                f"no thread can be started for card {card} ({error})",
+                hint="it is tried again; the node or the plugin's pod is out of processes (pids)",
+            ) from error
         thread.shutdown(wait=False)  # it ends with this call
         cancelled: asyncio.CancelledError | None = None
         while not work.done():

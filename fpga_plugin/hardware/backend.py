@@ -142,6 +142,7 @@ class Backend(Protocol):
         Raises:
             PortInUseError: a process has it open, or memory of it mapped.
             CardGoneError: the region is gone, or is another instance than `region` by now.
+            NotFinishedError: the plugin or the node is out of descriptors or memory.
         """
 
     def afu_id(self, region: Region) -> AfuId:

@@ -50,6 +50,10 @@ class Base:
     ports: tuple[str, ...]
 
 
+class _NonsenseError(HardwareError):
+    """Registers read as no card's do: they may read right again, as after a reset of the bus."""
+
+
 def card_ids(kernel: Kernel, skipped: Skipped) -> tuple[CardId, ...]:
     """The cards that there are; reads no attribute, so touches no hardware.
 
@@ -178,7 +182,9 @@ def _read(
     try:
         return _card(kernel, address, bases, rule)
     except HardwareError as error:
-        return CardProblem(address, error.message, error.hint)
+        # The others report drivers, functions or a FIM, which change with an event or not at all.
+        passing = isinstance(error, _NonsenseError)
+        return CardProblem(address, error.message, error.hint, passing=passing)
     except OSError as error:
         if not any(kernel.exists(base.path) for base in bases):
             return None
@@ -187,6 +193,7 @@ def _read(
             address,
             f"card {address} cannot be read: {error.strerror}{where}",
             "see the kernel's log; the card or its driver may be failing",
+            passing=True,
         )
 
 
@@ -212,7 +219,9 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[Base], rule: SlotRule
         functions += [f.sysfs for region in regions for f in functions_of(region)]
     if len(regions) > ports or any(region.port_id >= ports for region in regions):
         found = ", ".join(str(region.port_id) for region in regions)
-        raise HardwareError(f"card {address} says that it has {ports} ports, but has ports {found}")
+        raise _NonsenseError(
+            f"card {address} says that it has {ports} ports, but has ports {found}"
+        )
     return Card(
         address=address,
         family="dfl",
@@ -345,7 +354,7 @@ def _firmware(kernel: Kernel, address: PciAddress, fme: str) -> str:
         return ""
     value = number(path, text)
     if value == defs.ALL_ONES_64:
-        raise HardwareError(
+        raise _NonsenseError(
             f"card {address} does not answer: {path} reads all ones",
             hint="the card has dropped off the bus; power-cycle the node and see the kernel's log",
         )
@@ -362,7 +371,7 @@ def _ports_number(kernel: Kernel, address: PciAddress, fme: str) -> int:
         )
     ports = number(path, text)
     if not 1 <= ports <= _MAX_PORTS:
-        raise HardwareError(f"{path} says {quote(text)}, which is no number of ports")
+        raise _NonsenseError(f"{path} says {quote(text)}, which is no number of ports")
     return ports
 
 
@@ -378,7 +387,7 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[Base]) -> tuple[Re
             continue
         port_id = number(path, text)
         if port_id in regions:
-            raise HardwareError(
+            raise _NonsenseError(
                 f"card {address} has two ports with the id {port_id}: "
                 f"{port_of(regions[port_id]).sysfs} and {port}"
             )
@@ -410,9 +419,9 @@ def interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
             try:
                 found = parse_interface_id(text)
             except ValueError as error:
-                raise HardwareError(f"{path} says {quote(text)}: {error}") from error
+                raise _NonsenseError(f"{path} says {quote(text)}: {error}") from error
             if found in {"0" * 32, defs.ALL_ONES_ID}:
-                raise HardwareError(f"{path} says {quote(text)}, which is no interface id")
+                raise _NonsenseError(f"{path} says {quote(text)}, which is no interface id")
             return found
     if not list(children(kernel, fme, r"dfl-fme-(mgr|region)\.[0-9]{1,9}")):
         # The driver makes both for the feature, whether or not their own drivers are loaded

@@ -19,6 +19,7 @@ from fpga_plugin.errors import (
     AcceleratorSilentError,
     CardGoneError,
     HardwareError,
+    NotFinishedError,
     PortInUseError,
     PortPoisonedError,
     ProgrammingError,
@@ -37,6 +38,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 GONE = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV})
 """What opening a node says when its device is not, or no longer, there."""
+
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What opening a node says when the process or the node is out of descriptors or memory."""
 
 _CLEAR_ATTEMPTS = 3
 """New errors may be set between reading and clearing; the old image still runs at that time."""
@@ -81,6 +85,7 @@ def open_port(
     Raises:
         PortInUseError: a process has it open, or memory of it mapped.
         CardGoneError: the node is not there, or is another port's by now.
+        NotFinishedError: the plugin or the node is out of descriptors or memory.
         HardwareError: it cannot be opened for another reason.
     """
     node = port_of(region).node
@@ -100,7 +105,15 @@ def open_port(
                 hint="see `fpga-plugin card list` and the kernel's log",
                 tenant=ASK_THE_OPERATOR,
             ) from error
-        raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
+        what = f"{node} (region {region.id}) cannot be opened"
+        if error.errno in _SHORT:
+            raise NotFinishedError(
+                f"{what} ({_reason(error)})",
+                hint="it is tried again; the node, or the plugin, is out of file descriptors or"
+                " memory",
+                tenant=ASK_THE_OPERATOR,
+            ) from error
+        raise _failure(what, error) from error
     port = DflPort(kernel, card, region, handle, mark)
     try:
         # The node's number may have gone to another card's port since the last scan, or to a port

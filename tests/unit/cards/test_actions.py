@@ -507,3 +507,19 @@ def test_a_card_that_is_only_known_for_its_trouble_has_functions(scene: Scene) -
     scene.rack.make_functions.assert_called_once_with(other, make=True)
     with pytest.raises(UnknownDeviceError):
         done(scene, lambda actions: actions.functions("0000-78-00.0", make=True))
+
+
+def test_a_card_that_could_not_be_served_is_looked_at_again_on_request(scene: Scene) -> None:
+    """No event may tell that it can be served. Until it is, nobody knows who uses it."""
+    drain(scene, drained=False)
+    scan = scene.rack.scan_card
+    problem = CardProblem(PciAddress.parse(card(scene)), "its module is missing", "load it")
+    scene.rack.scan_card = lambda _card: problem  # type: ignore[method-assign]
+    for _ in range(2):
+        found = done(scene, lambda actions: actions.retry(card(scene)))
+        assert card(scene) not in scene.ledger.cards
+        assert (found.present, found.may_be_pulled) == (False, False)
+        assert problem.message in found.waits_for[0]
+    scene.rack.scan_card = scan  # type: ignore[method-assign]
+    assert done(scene, lambda actions: actions.retry(card(scene))).present
+    assert card(scene) in scene.ledger.cards

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX
@@ -25,7 +26,7 @@ from fpga_plugin.cards.reads import SILENT, SilentCardError
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Iommu, Region
-from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
+from fpga_plugin.ids import AfuId, CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.settings.settings import Exposure, ScrubPolicy
 from fpga_plugin.settings.values import CardSelection
 
@@ -492,6 +493,57 @@ def test_no_look_judges_the_health_of_a_card_that_is_worked_on(
     looking.result()
     assert not look.ledger.failing
     assert not look.told
+
+
+def test_work_that_does_not_end_keeps_no_other_card_from_the_regular_look(
+    looks: Callable[..., Looks],
+) -> None:
+    """Invariant 8. The card itself is looked at once the work has ended."""
+    look = looks(interval=10.0)
+    look.plugin.begin(look.inventory.run())
+    mine, other = look.scene.regions[0], look.scene.regions[2]
+    look.hot(mine)
+    with look.at_work(look.one):
+        look.at(10.0)
+        look.hot(other)
+        look.at(20.0)
+        assert look.ledger.failing == {other: HOT}
+        assert not look.inventory._tasks, "no look waits for the work"
+        look.problems[look.one] = CardProblem(PciAddress.parse(look.one), "no answer", passing=True)
+        look.changed(look.one)
+        look.at(30.0)
+        assert not look.inventory._tasks, "nor one at a card that cannot be served meanwhile"
+        look.problems.clear()
+    look.at(40.0)
+    look.at(50.0)
+    assert look.ledger.failing == {mine: HOT, other: HOT}
+
+
+def test_a_guard_whose_setting_does_not_end_keeps_no_other_card_from_the_regular_look(
+    looks: Callable[..., Looks],
+) -> None:
+    """Invariant 8: that of another card is set meanwhile, and its health is known."""
+    look = looks(interval=10.0)
+    guarded: list[CardId] = []
+    stuck = look.plugin.loop.create_future()
+
+    async def run(card: CardId, *_: object, **__: object) -> str:
+        guarded.append(card)
+        if card == look.one:
+            await stuck
+        return ""
+
+    look.plugin.begin(look.inventory.run())
+    look.rack.guard = lambda card, *, left: ""  # type: ignore[method-assign]
+    look.unguarded = "mask"
+    with mock.patch.object(look.scene.operations.workers, "run", run):
+        look.at(10.0)
+        look.hot(look.scene.regions[2])
+        look.at(20.0)
+        assert look.ledger.failing == {look.scene.regions[2]: HOT}
+        assert guarded == [look.one, look.other, look.other]
+        look.plugin.call(lambda: stuck.set_result(None))
+        look.plugin.work()
 
 
 # ------------------------------------------------------------------ cards that are left alone

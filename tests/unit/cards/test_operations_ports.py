@@ -13,7 +13,7 @@ from doubles.cards import make_card
 from fpga_plugin.cards.actions import CardActions
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.workers import CardWorkers
-from fpga_plugin.errors import PortInUseError
+from fpga_plugin.errors import NotFinishedError, PortInUseError
 
 CARD = make_card(0)
 
@@ -53,6 +53,7 @@ def make_bench():
     ledger = SimpleNamespace(
         returns=Counter(),
         cards={CARD.id: CARD},
+        problems={},
         drained={CARD.id},
         rebinding=set(),
         unreconciled=frozenset(),
@@ -156,6 +157,48 @@ def test_of_ports_that_cannot_all_be_had_none_is_kept_by_who_is_cancelled():
         task = asyncio.create_task(hold(operations))
         await reached(backend.opening)
         await cancelled_while_the_thread_works(task, operations, backend, times=1)
+
+    asyncio.run(story())
+
+
+class _Port:
+    """Closed by nobody but who holds it."""
+
+    def __init__(self, opened, region):
+        self.opened, self.region = opened, region
+        opened.append(region)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.opened.remove(self.region)
+
+
+def no_thread(_thread):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_ports_are_closed_though_no_thread_can_be_started(monkeypatch, when):
+    """Else they would be in use until the process ends. The work on them is tried again."""
+
+    async def story():
+        operations, backend = make_bench()
+        backend.open_port = lambda _card, region: _Port(backend.open, region.id)
+
+        async def inside():
+            assert len(backend.open) == len(CARD.regions)
+            patch.setattr(threading.Thread, "start", no_thread)
+            await operations.workers.run(CARD.id, int)
+
+        with monkeypatch.context() as patch:
+            if when == "before":
+                patch.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(NotFinishedError, match="no thread"):
+                await hold(operations, inside)
+        assert backend.open == []
+        await hold(operations)
 
     asyncio.run(story())
 

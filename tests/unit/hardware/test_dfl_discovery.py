@@ -371,6 +371,38 @@ def test_a_nonsense_attribute_is_a_problem_of_that_card_only(attribute, value):
     assert found.message.isprintable()
 
 
+ALL_ONES = "0xffffffffffffffff"
+COMPAT_ID = "dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("dfl-fme.0/bitstream_id", ALL_ONES),
+        ("dfl-fme.0/ports_num", "0"),
+        ("dfl-fme.0/ports_num", "1"),  # it has two
+        ("dfl-port.0/id", "1"),  # so has the other
+        (COMPAT_ID, "f" * 32),
+        (COMPAT_ID, "none"),
+        ("dfl-fme.0/ports_num", errno.EIO),
+        ("dfl-port.0/id", errno.ENFILE),
+    ],
+)
+def test_what_a_reset_of_the_bus_shows_for_a_moment_is_looked_at_again(attribute, value):
+    """No event tells that it has passed."""
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/{attribute}"] = value
+    assert problem(kernel).passing
+
+
+def test_a_driver_that_is_missing_is_looked_at_at_its_event_or_on_request():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    kernel.remove(f"{fme}/ports_num")
+    assert not problem(kernel).passing
+
+
 def test_an_fme_without_a_driver_is_a_problem_that_names_the_module():
     kernel = FakeKernel()
     fme = kernel.add_card()

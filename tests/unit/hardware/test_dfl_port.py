@@ -10,6 +10,7 @@ from doubles.dfl import ADDRESS, CARD, FakeKernel, failure, served
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,
+    NotFinishedError,
     PortInUseError,
     PortPoisonedError,
     ProgrammingError,
@@ -51,6 +52,15 @@ def test_a_port_is_opened_exclusively_and_closed_once():
     assert not kernel.opened
     port.close()
     assert kernel.log == ["open /dev/dfl-port.1", "close /dev/dfl-port.1"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_what_the_node_is_short_of_is_no_fault_of_a_port(number):
+    """A scrub waits and tries again; two faults would take the region out of service."""
+    kernel, backend, card, region = one_card()
+    kernel.open_errors[port_of(region).node] = number
+    with pytest.raises(NotFinishedError, match="cannot be opened"):
+        backend.open_port(card, region)
 
 
 def test_a_port_is_closed_when_its_use_fails():
