@@ -278,6 +278,9 @@ class CardOperations:
         region = report.region
         try:
             health = await self.workers.finish(card.id, self.backend.health, card)
+        except NotFinishedError:  # no thread: nothing is known of the card
+            self.ledger.work.dirty([region], error.message)
+            return
         except FpgaPluginError:
             health = None
         fault = None if health is None else health.failed.get(region)

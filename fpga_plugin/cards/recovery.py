@@ -20,7 +20,7 @@ import structlog
 
 from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.link import Link
-from fpga_plugin.allocation.obstacles import Stops
+from fpga_plugin.allocation.obstacles import ObstacleKind, Stops
 from fpga_plugin.allocation.queue import CardQueue
 from fpga_plugin.cards import steps
 from fpga_plugin.cards.inventory import Inventory
@@ -117,8 +117,7 @@ class Recovery:
         """Whether the operator allows it, and no pause is in force."""
         if self._policy is not RecoveryPolicy.REBIND:
             return False
-        last = self._attempts.get(card_id)
-        return last is None or self._now() >= last.after
+        return not self.paused(card_id)
 
     def due(self, card: Card) -> bool:
         """Whether a card without an owner should be rebound now.
@@ -240,7 +239,9 @@ class Recovery:
         """
         ledger = self._ledger
         for one in ledger.obstacles.against(Stops.REBIND, card_id):
-            if one.device not in owner:
+            # Whoever has a card that is not there is adopted all the same.
+            absent = one.kind is ObstacleKind.UNRECONCILED and card_id not in ledger.cards
+            if one.device not in owner and not (absent and self._queue.synced):
                 raise one.refusal(operator=True)
         own = {allocation.pod for allocation in ledger.allocations_on(card_id)}
         former = (one for one in ledger.left_on(card_id) if one.pod not in own)
@@ -286,9 +287,15 @@ class Recovery:
         resets = card.resets if card is not None else problem is not None and problem.passing
         return resets and card_id in self._ledger.rebinding
 
+    def paused(self, card_id: CardId) -> bool:
+        """Whether a card was tried a moment ago; the queue gets it again after that."""
+        last = self._attempts.get(card_id)
+        return last is not None and self._now() < last.after
+
     async def finish(self, card_id: CardId) -> None:
         """As `put_on`, with the card's lock held. It begins no reset, so no tenancy forbids it."""
         ledger, operations = self._ledger, self._operations
+        self._note_attempt(card_id)
         # If it fails, it is tried again: also where another journal knew of the reset.
         ledger.hardware.set_rebinding(card_id, rebinding=True)
         await operations.workers.run(card_id, operations.backend.bind, card_id)

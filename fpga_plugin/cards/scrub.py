@@ -132,8 +132,10 @@ class Scrubber:
         async with operations.workers.lock(card_id):
             if not self._queue.open:
                 return Outcome.NOTHING
-            if self._recovery.unfinished(card_id) and not await self._finish_reset(card_id):
-                return Outcome.WAIT
+            if self._recovery.unfinished(card_id) and (
+                self._recovery.paused(card_id) or not await self._finish_reset(card_id)
+            ):
+                return Outcome.NOTHING  # it is added again after a pause
             card = operations.ledger.cards.get(card_id)
             return Outcome.NOTHING if card is None else await self._work(card)
 

@@ -427,7 +427,8 @@ class ClaimLifecycle:
             FpgaPluginError: not yet.
         """
         ledger, ends = self._ledger, self._ends
-        unknown = ref.uid not in ledger.claim_owners
+        owner = ledger.claim_owners.get(ref.uid)
+        unknown = owner is None or owner.ended  # which may be of an older journal
         if unknown and not self._queue.synced and ledger.unreconciled & ledger.cards.keys():
             raise NotFinishedError(
                 f"{ref}: the journal lacks it, and kubelet's record of claims was not read yet",

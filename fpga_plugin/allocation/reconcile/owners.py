@@ -10,9 +10,8 @@ An entry does not count if a call about the device was answered since kubelet wr
 writes its checkpoint after it has its answer, and until then an entry may be that of a pod that
 ended. (Of several pods, at least one did not.) Nor does it count if its pod's cgroup is known to be
 gone, as the checkpoint keeps entries of dead pods. But the pod of an Allocate has no cgroup yet,
-nor may another plugin's have one while the checkpoint is new. Where two pods have entries for one
-device, the device's card is kept back until one of them is gone, whether the ledger knows one of
-them or none.
+and another plugin's has none for a moment. Where two pods have entries for one device, the device's
+card is kept back until one of them is gone, whether the ledger knows one of them or none.
 """
 
 import asyncio
@@ -43,8 +42,8 @@ FIRST_LOOK, LONGEST_WAIT = 0.05, 30.0
 looks in the end."""
 
 SETTLED: Final = 10.0
-"""Seconds from the first look at a checkpoint until all of its pods have their cgroups, which
-kubelet makes right after it wrote it."""
+"""Seconds that another plugin's pod has to be without a cgroup to count as gone: kubelet makes it
+right after it wrote its checkpoint."""
 
 _UNREADABLE: Final[Stamp] = (0, 0, 0)
 """In place of a stamp that could not be read: the next one that can be counts as it."""
@@ -71,7 +70,7 @@ class Owners:
         self._wake = asyncio.Event()
         self._at_once = False
         self._said = ""
-        self._first_read: tuple[Stamp | None, float] | None = None
+        self._without: dict[PodUid, float] = {}
         self.adopted = 0
 
     # ---------------------------------------------------------------- what others tell
@@ -136,19 +135,17 @@ class Owners:
             before = Counter(self._ledger.activity)
             checkpoint = await self._pods.checkpoint()
             named = _by_device(checkpoint)
-            asked = self._strangers(named)
-            if self._settled(checkpoint.stamp):
-                asked |= {each.pod_uid for of in self._foreign(checkpoint).values() for each in of}
+            foreign = {each.pod_uid for of in self._foreign(checkpoint).values() for each in of}
+            asked = self._strangers(named) | foreign
             gone = await asyncio.to_thread(known_gone, self._cgroups, asked)
-            self._compare(checkpoint, named, gone, before)
+            self._compare(checkpoint, named, gone - self._new(gone & foreign), before)
             return checkpoint
 
-    def _settled(self, stamp: Stamp | None) -> bool:
-        """Whether each pod of the checkpoint has had time to get its cgroup."""
+    def _new(self, gone: Collection[PodUid]) -> set[PodUid]:
+        """Those of these pods without a cgroup that may yet get one."""
         now = asyncio.get_running_loop().time()
-        if self._first_read is None or stamp != self._first_read[0]:
-            self._first_read = (stamp, now)
-        return now - self._first_read[1] >= SETTLED
+        self._without = {pod: self._without.get(pod, now) for pod in gone}
+        return {pod for pod, since in self._without.items() if now - since < SETTLED}
 
     def _strangers(self, named: Mapping[DeviceId, "_Holders"]) -> set[PodUid]:
         """Pods that the ledger does not have as the owners of what the checkpoint names.

@@ -424,6 +424,23 @@ def test_functions_are_made_of_a_card_that_nobody_has(scene: Scene, *, wanted: b
     assert scene.ledger.cards[card(scene)] == scene.rack.boards[card(scene)].card
 
 
+def test_functions_are_made_of_a_card_that_is_not_served_for_the_lack_of_them(
+    scene: Scene,
+) -> None:
+    """Such a card is not compared with kubelet's records, of which all owners are adopted."""
+    unreconciled(scene)
+    unplug(scene)
+    maker = Maker(scene)
+    scene.rack.lent.clear()
+    scene.plugin.call(scene.plugin.queue.unsync)
+    with pytest.raises(RefusedError, match="is not known"):
+        done(scene, lambda actions: actions.functions(card(scene), make=True))
+    scene.plugin.call(scene.plugin.queue.sync)
+    scene.rack.boards[card(scene)].present = True
+    done(scene, lambda actions: actions.functions(card(scene), make=True))
+    assert maker.calls == [(card(scene), True)]
+
+
 @pytest.mark.parametrize(
     ("way", "words"),
     [

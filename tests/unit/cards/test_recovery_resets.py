@@ -15,6 +15,7 @@ from ledger_world import Pod
 
 from fpga_plugin.allocation.journal.records import Condition, RegionRecord
 from fpga_plugin.cards.operations import TenancyActiveError
+from fpga_plugin.cards.recovery import FIRST_PAUSE
 from fpga_plugin.cards.reports import Report
 from fpga_plugin.errors import HardwareError, NotFinishedError, PortInUseError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -294,11 +295,13 @@ class HalfReset(World):
     Attributes:
         down: it shows no node, and its health says that it may pass.
         ready: `bind` can put it online.
+        binds: how often that was tried.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.down = self.ready = False
+        self.binds = 0
         rack, scan, health = self.rack, self.rack.scan_card, self.rack.health
         rack.scan_card = lambda card: self.problem if self.down else scan(card)
         rack.health = lambda card: self.health if self.down else health(card)
@@ -322,6 +325,7 @@ class HalfReset(World):
         raise HardwareError("its management function is offline", hint="see the kernel's log")
 
     def bind(self, _card: CardId) -> None:
+        self.binds += 1
         if self.down and not self.ready:
             raise HardwareError("it is not back", hint="wait")
         self.down = False
@@ -350,6 +354,7 @@ def test_a_reset_that_failed_half_way_is_finished_whatever_the_cards_health_says
     assert half.journal.snapshot.rebinding == {half.card_id: True}, "a restart would finish it"
     if not scanned:
         assert half.scrubber_waits == "it is not back (wait)"
+    assert 2 < half.binds < 4 + half.plugin.loop.time() / FIRST_PAUSE, "each takes a minute or more"
     half.ready = True
     half.settle()
     assert not half.down

@@ -19,7 +19,7 @@ from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.allocation.names import card_of
-from fpga_plugin.errors import NoSourceError
+from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
 from fpga_plugin.kubernetes.names import PodUid
@@ -287,6 +287,40 @@ def test_a_claim_that_ended_before_and_was_prepared_again_since_keeps_its_region
     put_back(scene, old)
     assert touched(scene, region) == []
     assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-2"}
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_claim_that_ended_before_does_not_end_again_unread(
+    scene: RecordScene, *, moved: bool
+) -> None:
+    """By the copy it had ended. pod-2 runs, and is deleted by force before the first look."""
+    one, _, other = scene.regions
+    now = other if moved else one
+    prepared(scene, one)
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    old = scene.journal.snapshot
+    scene.allocated(A, now, pods=("pod-2",))
+    scene.prepared()
+    scene.pod("pod-2")
+    scene.write({A: (name(now),)}, "pod-2")
+    scene.journal.snapshot = doubted(old, "it was put back", claims=True)
+    scene.restart()
+    scene.rack.done.clear()
+    task = scene.unprepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), NotFinishedError)
+    assert scene.look()
+    scene.plugin.work()
+    assert touched(scene, now) == []
+    task = scene.unprepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert touched(scene, now) == []
+    scene.pods.clear()
+    scene.pass_time(task.done)
+    assert touched(scene, now)
 
 
 def test_a_claim_that_kubelet_ends_is_not_in_force_again(scene: RecordScene) -> None:
