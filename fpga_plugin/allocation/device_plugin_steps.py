@@ -19,7 +19,8 @@ from fpga_plugin.allocation.obstacles import ANOTHER_POD, ObstacleKind, Obstacle
 from fpga_plugin.allocation.state import State
 from fpga_plugin.allocation.step import WORKED_ON, Step
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import DeviceId
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.kubernetes.cgroup import Cgroup
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -198,9 +199,7 @@ class DevicePluginSteps:
                 raise obstacle.refusal()
         grants = grants_among(device, env) or self._obstacles.grants_of(device)
         step = Step(self._state)
-        allocation = step.grant(device, resource, grants, [pod], used=True, pod=pod)
-        if resource not in self._state.resources:
-            step.change.resources[resource] = True  # kubelet re-admits its pods by this name
+        allocation = self._grant_recorded(step, device, resource, grants, pod)
         for region in grants:
             # PROGRAMMED without an owner: an operator programmed it by hand.
             step.spoil(region, "a pod may have used it")
@@ -242,10 +241,22 @@ class DevicePluginSteps:
             grants = grants_among(device, env) or allocation.grants
             name = resource or allocation.resource
             _check_kind(name, device)
-            step.grant(device, name, grants, [pod], used=True, pod=pod)
-            if name not in self._state.resources:
-                step.change.resources[name] = True  # kubelet re-admits its pods by this name
+            self._grant_recorded(step, device, name, grants, pod)
         step.commit()
+
+    def _grant_recorded(
+        self,
+        step: Step,
+        device: DeviceId,
+        resource: ResourceName,
+        grants: Mapping[RegionId, Grant],
+        pod: PodUid | None,
+    ) -> Allocation:
+        """Grant what a pod has by kubelet's records, which admit it again by the resource."""
+        allocation = step.grant(device, resource, grants, [pod], used=True, pod=pod)
+        if resource not in self._state.resources:
+            step.change.resources[resource] = True
+        return allocation
 
     def _bind(
         self, change: Change, allocation: Allocation, pod: PodUid, cgroups: Collection[Cgroup]

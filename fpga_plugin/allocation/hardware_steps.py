@@ -209,9 +209,9 @@ class HardwareSteps:
     def _is_owners(self, region: RegionId, observed: AfuId | None) -> bool:
         """Whether a region counts as its owner's, although it does not read as it was left.
 
-        Its owner may run, and it cannot be read (None), of which the health signals tell, or the
-        owner may have loaded what it shows. Its containers may restart on it without a call. What
-        is handed over anew is verified first.
+        It cannot be read (None), which its health signals report, or its owner may have loaded what
+        it shows. The owner's containers may restart without a call. The next hand-over verifies the
+        region first.
         """
         allocation = self._state.region_allocation(region)
         if allocation is None or not allocation.used:

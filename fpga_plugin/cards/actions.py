@@ -83,7 +83,7 @@ class CardActions:
     async def retry(self, card: str) -> CardState:
         """Look at a card again now, and try again what failed: scrubs, a driver that is missing.
 
-        So it is with a card that could not be served, whatever its problem was.
+        A card that is not served is looked at as well, whatever its problem.
 
         Raises:
             UnknownDeviceError: no such card.

@@ -239,7 +239,7 @@ class Recovery:
         """
         ledger = self._ledger
         for one in ledger.obstacles.against(Stops.REBIND, card_id):
-            # Whoever has a card that is not there is adopted all the same.
+            # The owners of an absent card are adopted, too, although it is never compared.
             absent = one.kind is ObstacleKind.UNRECONCILED and card_id not in ledger.cards
             if one.device not in owner and not (absent and self._queue.synced):
                 raise one.refusal(operator=True)
