@@ -94,7 +94,7 @@ class DraSteps:
             RefusedError: an obstacle stands against one of them.
             JournalError: nothing was given.
         """
-        before = self._in_force(owner.uid)
+        before = self.in_force(owner.uid)
         users = {*pods, *(() if before is None else self._state.pods_of(before.devices))}
         step = Step(
             self._state, Change(claim_owners={owner.uid: replace(owner, boot="", ended=False)})
@@ -119,10 +119,11 @@ class DraSteps:
 
     def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
         """The devices that a claim in force has beyond those that it is allocated now."""
-        owner = self._in_force(uid)
+        owner = self.in_force(uid)
         return tuple(d for d in (owner.devices if owner else ()) if d not in devices)
 
-    def _in_force(self, uid: ClaimUid) -> ClaimOwner | None:
+    def in_force(self, uid: ClaimUid) -> ClaimOwner | None:
+        """The owner's row of a claim that has not ended; None: there is none."""
         owner = self._state.claim_owners.get(uid)
         return None if owner is None or owner.ended else owner
 
@@ -265,7 +266,7 @@ class DraSteps:
 
     def _allocations_of(self, uid: ClaimUid) -> tuple[Allocation, ...]:
         """The allocations of a claim in force."""
-        owner = self._in_force(uid)
+        owner = self.in_force(uid)
         return self._state.allocations_of(owner.devices if owner else ())
 
     def end_claim(self, uid: ClaimUid) -> tuple[CardId, ...]:
@@ -273,7 +274,7 @@ class DraSteps:
 
         The owner's row stays, as ended, until they are (`forget_claim`). Returns the cards.
         """
-        if (owner := self._in_force(uid)) is None:
+        if (owner := self.in_force(uid)) is None:
             return ()
         step = Step(self._state, Change(claim_owners={uid: replace(owner, ended=True, boot="")}))
         self._leave(step, owner)

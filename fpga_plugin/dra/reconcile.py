@@ -165,13 +165,14 @@ class ClaimReconciler:
             gone = await asyncio.to_thread(
                 known_gone,
                 self._operations.cgroups,
-                {p for uid in record.keys() - before for p in record[uid].pods},
+                {pod for uid in self._not_in_force(record) for pod in record[uid].pods},
             )
             if self._leftovers is not None and not await self._leftovers.look():
                 self.problem = self._leftovers.problem
                 return False
-            stale = {uid for uid, one in record.items() if one.pods and one.pods <= gone}
-            self._adopt(record, stale - self._ledger.claim_owners.keys(), seen)
+            others = self._not_in_force(record)
+            stale = {uid for uid in others if record[uid].pods and record[uid].pods <= gone}
+            adopted = self._adopt(record, stale, seen)
         except FpgaPluginError as error:
             self._report(error)
             return False
@@ -180,10 +181,11 @@ class ClaimReconciler:
             log.info("kubelet's record of claims read", claims=len(record))
             # Not before: of a claim that the journal lost the file is still needed, unless nobody
             # of whom kubelet knows can have it.
-            kept = self._ledger.claim_owners.keys() | (record.keys() - stale)
+            unused = stale & self._not_in_force(record)
+            kept = (self._ledger.claim_owners.keys() | record.keys()) - unused
             await asyncio.to_thread(self._files.cdi.keep, kept)
             self._queue.sync()
-        self._waits = self._leftovers is not None and self._leftovers.waits
+        self._waits = not adopted or (self._leftovers is not None and self._leftovers.waits)
         for uid in sorted(before):
             try:
                 if uid in record:
@@ -195,6 +197,9 @@ class ClaimReconciler:
                 log.warning("claim cannot be ended", claim=uid, error=str(error))
         self._lost &= self._ledger.claim_owners.keys() - record.keys()
         return True
+
+    def _not_in_force(self, record: Mapping[ClaimUid, RecordedClaim]) -> set[ClaimUid]:
+        return {uid for uid in record if self._ledger.dra.in_force(uid) is None}
 
     def _report(self, error: FpgaPluginError) -> None:
         """Log each new reason once, not once a look."""
@@ -247,19 +252,22 @@ class ClaimReconciler:
         record: Mapping[ClaimUid, RecordedClaim],
         stale: set[ClaimUid],
         seen: Collection[CardId],
-    ) -> None:
-        """Learn of claims that the journal lost.
+    ) -> bool:
+        """Learn of claims that the journal lost; returns whether no device had to be left out.
 
-        `stale`: those whose pods are gone. With the device plugin API they count, if nobody else
-        has their devices by now: a further pod of theirs would start without any call. `seen`:
-        cards that were there before the record was read; of others it was not asked.
+        `stale`: those whose pods are gone. With the device plugin API, and where a journal in doubt
+        has their end, they count if nobody else has their devices by now: a further pod of theirs
+        would start without any call. `seen`: cards that were there before the record was read; of
+        others it was not asked.
 
         Raises:
             JournalError: it cannot be written down.
         """
         ledger, ends = self._ledger, self._ends
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
-        over = ends.over if self._claims is None else ends.over | stale
+        over = (
+            ends.over if self._claims is None else ends.over | (stale - ledger.claim_owners.keys())
+        )
         refused = {
             name
             for uid in record
@@ -270,7 +278,7 @@ class ClaimReconciler:
         if not refused:  # else a later life, which may not see the record, would believe it
             ledger.dra.claims_read()
         if self._leftovers is None:
-            return  # the device plugin API has its own records to read
+            return not refused  # the device plugin API has its own records to read
         # A device that cannot be adopted has an unknown owner: its card is kept back.
         back = {
             card
@@ -282,6 +290,7 @@ class ClaimReconciler:
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)
+        return not refused
 
     def _learn(self, one: RecordedClaim) -> set[str]:
         """Learn of a claim; returns the names of devices that cannot be adopted.

@@ -607,6 +607,11 @@ class ClaimSide(Side):
         self.api.replies.clear()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LIMIT
+        for zombie in self.zombies:
+            if zombie.ending and zombie.driver != self.node.setup.prefix:
+                # It has ended by the journal. If that is in doubt, kubelet's record keeps its card
+                # back for as long as it runs, and the end of its neighbours with it.
+                self.pods_end(zombie)
         await self.node.until(self.nobody_is_kept, "9: nothing is kept of pods that are gone")
         while mine := [one for one in self.everybody() if one.driver == self.node.setup.prefix]:
             for tenant in mine:

@@ -5,6 +5,7 @@ put back has claims as they were, not as they are.
 """
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from doubles.cards import REGIONS
 from ledger_scene import scenes
 from test_lifecycle import OTHER, A, B
 from test_reconcile_record import DRIVER, RecordScene, name
+from test_reconcile_watch import idle_watcher
 
 from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.journal import JournalError
@@ -22,7 +24,7 @@ from fpga_plugin.allocation.names import card_of
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
-from fpga_plugin.kubernetes.names import PodUid
+from fpga_plugin.kubernetes.names import ClaimUid, PodUid
 
 
 @pytest.fixture
@@ -398,6 +400,69 @@ def test_a_device_that_another_claim_has_by_the_journal_keeps_its_card_back(
     put_back(scene, scene.journal.snapshot)
     assert scene.ledger.claim_owner_of(DeviceId(other)).uid == B  # type: ignore[union-attr]
     assert card_of(other) in scene.ledger.unreconciled
+
+
+def also(scene: RecordScene, claim: ClaimUid, device: str, pod: str) -> None:
+    """Kubelet's record names a claim of a former driver, too."""
+    path = scene.folder / FILE_NAME
+    before = json.loads(json.loads(path.read_text())["Data"])["ClaimInfoStateList"]
+    scene.write({claim: (device,)}, pod, driver="former.example.com")
+    after = json.loads(json.loads(path.read_text())["Data"])["ClaimInfoStateList"]
+    path.write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": before + after})}))
+
+
+def over_but_recorded(scene: RecordScene, region: RegionId) -> None:
+    """B ended by the journal, which is in doubt, and kubelet's record has B; A is in force.
+
+    Both had the region, and nobody serves B's driver any more. Its pod-3 runs on, by force.
+    """
+    scene.allocated(B, region, pods=("pod-3",))
+    scene.prepared(B)
+    scene.unprepare(B)
+    scene.plugin.work()
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.write({A: (name(region),)}, scene.pod("pod-1").uid)
+    also(scene, B, name(region), scene.pod("pod-3").uid)
+    assert scene.ledger.claim_owners[B].ended
+    put_back(scene, scene.journal.snapshot)
+
+
+@pytest.mark.parametrize("api", ["dra", "device plugin"])
+def test_what_two_claims_have_is_known_once_the_pods_of_the_one_that_ended_are_gone(
+    scene: RecordScene, api: str
+) -> None:
+    """Nobody calls for that one, and kubelet's record keeps it for good."""
+    region = scene.regions[0]
+    over_but_recorded(scene, region)
+    if api == "device plugin":
+        serves_devices(scene)
+    else:  # it is looked at again without a word of kubelet's
+        scene.reconciler._watcher = idle_watcher()
+        scene.plugin.begin(scene.reconciler.run())
+    assert scene.look()
+    assert scene.ledger.resource_claims_unknown
+    scene.pods[:] = [pod for pod in scene.pods if pod.uid != "pod-3"]
+    if api == "device plugin":
+        assert scene.look()
+    else:
+        scene.pass_time(lambda: not scene.ledger.unreconciled)
+    assert not scene.ledger.resource_claims_unknown
+    assert scene.ledger.claim_owners[B].ended
+    assert scene.ledger.claim_owner_of(DeviceId(region)).uid == A  # type: ignore[union-attr]
+    assert touched(scene, region) == [], "pod-1 runs with it"
+
+
+def test_what_ended_leaves_no_file_by_which_a_further_pod_could_start(scene: RecordScene) -> None:
+    region = scene.regions[0]
+    over_but_recorded(scene, region)
+    scene.pods[:] = [pod for pod in scene.pods if pod.uid != "pod-3"]
+    stale = scene.folder / "cdi" / f"k8s.{DRIVER}-claim_{B}.json"
+    stale.write_text(scene.file())
+    scene.restart()
+    assert scene.look()
+    assert not stale.exists()
+    assert scene.file(), "of the claim in force"
 
 
 @pytest.mark.parametrize("boot", ["this", "earlier"])

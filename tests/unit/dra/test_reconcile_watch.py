@@ -42,11 +42,15 @@ async def _ready() -> None:
     """It watches."""
 
 
+def idle_watcher() -> Any:
+    """Kubelet writes nothing."""
+    return SimpleNamespace(start=lambda: None, ready=_ready, close=lambda: None)
+
+
 @pytest.fixture
 def scene(make: Callable[..., RecordScene]) -> RecordScene:
     scene = make()
-    watcher: Any = SimpleNamespace(start=lambda: None, ready=_ready, close=lambda: None)
-    scene.reconciler._watcher = watcher
+    scene.reconciler._watcher = idle_watcher()
     return scene
 
 
