@@ -80,7 +80,6 @@ class DevicePluginSteps:
             JournalError: nothing was granted.
         """
         devices = self._naming.check_devices(resource, ids)
-        self._state.activity.update(devices)
         step = Step(self._state)
         granted: list[Allocation] = []
         for device in devices:
@@ -106,6 +105,8 @@ class DevicePluginSteps:
                 hint=ANOTHER_POD,
             )
         step.commit()
+        # What is refused says nothing of the owner, whose end is still found out meanwhile.
+        self._state.activity.update(devices)
         return tuple(granted)
 
     def _check_nodes(self, present: Allocation) -> None:

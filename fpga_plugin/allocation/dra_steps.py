@@ -244,6 +244,20 @@ class DraSteps:
                 step.use([one for one in again if one is not None])
         step.commit()
 
+    def left_by(self, devices: Collection[DeviceId], pods: Collection[PodUid]) -> None:
+        """Note that pods may run with devices of a claim that ends and was never adopted.
+
+        Raises:
+            JournalError: nothing is noted.
+        """
+        step = Step(self._state)
+        for device in devices:
+            for region in self._obstacles.present_regions(device):
+                known = {one.pod for one in self._state.tenancies.of(region.id)}
+                if new := {*pods} - known:
+                    step.left_by(region, new)
+        step.commit()
+
     def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
         """Keep only these pods of a claim: kubelet's record names no others."""
         self._state.commit(

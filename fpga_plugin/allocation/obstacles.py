@@ -228,9 +228,10 @@ class Obstacles:
         """
         for obstacle in self._of_presence(device):
             raise obstacle.refusal()
-        return self._regions(device)
+        return self.present_regions(device)
 
-    def _regions(self, device: DeviceId) -> tuple[Region, ...]:
+    def present_regions(self, device: DeviceId) -> tuple[Region, ...]:
+        """Those of its regions that are there, be it served or not."""
         card = self._state.cards.get(card_of(device))
         there = () if card is None else card.regions
         return tuple(r for r in there if is_card(device) or DeviceId(r.id) == device)
@@ -264,7 +265,7 @@ class Obstacles:
         device = DeviceId(device)
         state, whole = self._state, is_card(device)
         card = state.cards.get(card_of(device))
-        regions = self._regions(device)
+        regions = self.present_regions(device)
         yield from self._of_mode(device)
         yield from self._of_presence(device)
         for region in regions:
@@ -325,7 +326,7 @@ class Obstacles:
                 f"card {card.id} shows {len(card.regions)} of its {card.ports} regions",
                 "wait until its driver has bound all ports",
             )
-        elif not self._regions(device):
+        elif not self.present_regions(device):
             why = f"region {device} is gone from its card"
             yield Obstacle(ObstacleKind.GONE, why, MAY_COME_BACK)
 

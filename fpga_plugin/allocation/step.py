@@ -17,6 +17,7 @@ from fpga_plugin.allocation.journal.records import (
 )
 from fpga_plugin.allocation.state import State
 from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
@@ -76,11 +77,26 @@ class Step:
         """Begin tenancies: pods, or one that is not known yet, get what an allocation granted."""
         for pod in pods:
             for region, grant in allocation.grants.items():
-                key = TenancyKey(region, allocation.number, pod)
-                before = self._state.tenancies.get(key)  # a pod of a ResourceClaim may come again
-                known = (before.numbers if before else None) or ()
-                numbers = tuple(sorted({*known, *self._state.numbers_of(grant)})) or UNSET
-                self.change.tenancies[key] = Tenancy(key, grant.nodes, used=used, numbers=numbers)
+                self._begin(TenancyKey(region, allocation.number, pod), grant, used=used)
+
+    def left_by(self, region: Region, pods: Iterable[PodUid]) -> None:
+        """Note that pods may have used a region, by an allocation that the ledger never had.
+
+        Kubelet is done with them.
+        """
+        number = self._state.next_number()
+        for pod in pods:
+            self._begin(TenancyKey(region.id, number, pod), region.grant, used=True, left=True)
+        self.spoil(region.id, "a pod may have used it")
+
+    def _begin(
+        self, key: TenancyKey, grant: Grant, *, used: bool = False, left: bool = False
+    ) -> None:
+        before = self._state.tenancies.get(key)  # a pod of a ResourceClaim may come again
+        known = (before.numbers if before else None) or ()
+        numbers = tuple(sorted({*known, *self._state.numbers_of(grant)})) or UNSET
+        tenancy = Tenancy(key, grant.nodes, used=used, left=left, numbers=numbers)
+        self.change.tenancies[key] = tenancy
 
     def use(self, tenancies: Iterable[Tenancy]) -> None:
         """Mark tenancies as used: their containers may have the nodes from now on."""

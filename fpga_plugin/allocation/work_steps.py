@@ -116,6 +116,9 @@ class WorkSteps:
         scrubbed = record.condition not in CLEAN
         if scrubbed:
             self._check_undisturbed(record)
+            now = self._state.region_allocation(region)
+            if not ended and (now is None or not now.used):
+                raise _disturbed(region, "its owner left")
         condition = Condition.BLANK if blank else Condition.UNBLANKED
         step = Step(self._state)
         step.mark([region], condition, "", afu_id)

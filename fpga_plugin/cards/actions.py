@@ -12,6 +12,7 @@ from fpga_plugin.cards.operations import CardOperations, TenancyActiveError
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.errors import (
     FpgaPluginError,
+    NotFinishedError,
     PortInUseError,
     RefusedError,
     UnknownDeviceError,
@@ -77,6 +78,7 @@ class CardActions:
         """
         card_id = self._known(card)
         self._ledger.hardware.set_drained(card_id, drained=drained)
+        self._recovery.unask(card_id)
         log.info("card drained" if drained else "card back in service", card=card_id)
         return await self.state(card_id)
 
@@ -222,7 +224,7 @@ class CardActions:
                         continue
                     async with self._operations.ports(card, [region]):
                         pass
-                except (TenancyActiveError, PortInUseError) as error:
+                except (TenancyActiveError, PortInUseError, NotFinishedError) as error:
                     waits[error.message] = None
                 except FpgaPluginError as error:
                     log.info("port cannot be checked", region=region.id, reason=str(error))

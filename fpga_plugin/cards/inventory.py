@@ -21,7 +21,7 @@ from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.port_error_log import PortErrorLog
 from fpga_plugin.cards.reads import SILENT, CardReads, SilentCardError, afu_ids
-from fpga_plugin.errors import FpgaPluginError, HardwareError
+from fpga_plugin.errors import FpgaPluginError, HardwareError, NotFinishedError
 from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import (
@@ -270,7 +270,10 @@ class Inventory:
         """Look for signals that no event reports, until cancelled."""
         while True:
             await tick(self._interval)
-            await self.check_all()
+            try:
+                await self.check_all()
+            except NotFinishedError as error:  # no thread
+                log.warning("cards not looked at", error=str(error))
 
     async def check_all(self) -> None:
         """Read the health signals of all cards.
@@ -295,9 +298,10 @@ class Inventory:
             if card_id in same:
                 self._queue.add(card_id)
                 continue
+            if self._workers.locked(card_id):
+                continue  # also if it is since its signals were read
             if card_id not in silent:
-                if not self._workers.locked(card_id):
-                    self._spawn(self.check(card_id))
+                self._spawn(self.check(card_id))
                 continue
             try:
                 self._judged(card, _failed(card, SILENT))

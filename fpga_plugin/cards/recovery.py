@@ -188,6 +188,10 @@ class Recovery:
         self._asked.add(card_id)
         self._attempts.pop(card_id, None)
 
+    def unask(self, card_id: CardId) -> None:
+        """What the operator asked for before says nothing of a card that he drains now."""
+        self._asked.discard(card_id)
+
     async def rebind(self, card: Card, *, owner: AbstractSet[DeviceId]) -> bool:
         """Do it if every condition holds; returns whether the card was rebound.
 

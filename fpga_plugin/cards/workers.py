@@ -19,6 +19,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.host.keyed_threads import no_thread
 from fpga_plugin.ids import CardId, RegionId
 
 P = ParamSpec("P")
@@ -72,10 +73,7 @@ class CardWorkers:
         try:
             work = asyncio.get_running_loop().run_in_executor(thread, call)
         except RuntimeError as error:
-            raise NotFinishedError(
-                f"no thread can be started for card {card} ({error})",
-                hint="it is tried again; the node or the plugin's pod is out of processes (pids)",
-            ) from error
+            raise no_thread(f"card {card}", error) from error
         thread.shutdown(wait=False)  # it ends with this call
         cancelled: asyncio.CancelledError | None = None
         while not work.done():

@@ -18,7 +18,7 @@ from fpga_plugin.cards.blanks import NO_BLANK, Blanks
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
-from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
 from fpga_plugin.kubernetes.names import ClaimUid
 
@@ -62,10 +62,11 @@ class ClaimEnds:
                 kubelet's record not be read.
         """
         self.ending(uid)
-        owner = self._ledger.claim_owners.get(uid)
-        if owner is not None and not owner.ended:
+        if (owner := self._ledger.dra.in_force(uid)) is not None:
             await self._files.withhold(owner)
             self.ending(uid)  # what began in the meantime, too
+        else:
+            await self._files.learn(uid)
         self.over.add(uid)
         owner = self._ledger.claim_owners.get(uid)
         if owner is None:
@@ -98,13 +99,8 @@ class ClaimEnds:
             devices = owner.devices if owner.ended else ()
         else:
             devices = () if recorded is None else tuple(devices_of(recorded.devices))
-        return [
-            region.id
-            for device in devices
-            if (card := self._ledger.cards.get(card_of(device))) is not None
-            for region in card.regions
-            if device in {DeviceId(region.id), DeviceId(card.id)}
-        ]
+        present = self._ledger.obstacles.present_regions
+        return [region.id for device in devices for region in present(device)]
 
     def to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""

@@ -238,14 +238,21 @@ class ClaimReconciler:
         """Learn of the pods of a claim, whose file is gone, by kubelet's record.
 
         One without processes waits for its Prepare: its containers cannot have started, and cannot
-        start before.
+        start before. The claim may have more than the ledger knows, where that was not compared.
 
         Raises:
             FpgaPluginError: the record cannot be read, or what it says not be written.
         """
         if (one := (await self._read()).get(uid)) is not None:
             idle = await asyncio.to_thread(known_idle, self._operations.cgroups, one.pods)
-            self._ledger.dra.join({uid: one.pods - idle})
+            pods = one.pods - idle
+            self._ledger.dra.join({uid: pods})
+            unknown = [
+                device
+                for device in devices_of(one.devices)
+                if card_of(device) in self._ledger.unreconciled and not self._has(uid, device)
+            ]
+            self._ledger.dra.left_by(unknown, pods)
 
     def _adopt(
         self,
@@ -255,19 +262,20 @@ class ClaimReconciler:
     ) -> bool:
         """Learn of claims that the journal lost; returns whether no device had to be left out.
 
-        `stale`: those whose pods are gone. With the device plugin API, and where a journal in doubt
-        has their end, they count if nobody else has their devices by now: a further pod of theirs
-        would start without any call. `seen`: cards that were there before the record was read; of
-        others it was not asked.
+        `stale`: those whose pods are gone. With the device plugin API, and of our driver where a
+        journal in doubt has their end, they count if nobody else has their devices by now: a
+        further pod of theirs would start without any call. `seen`: cards that were there before the
+        record was read; of others it was not asked.
 
         Raises:
             JournalError: it cannot be written down.
         """
         ledger, ends = self._ledger, self._ends
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
-        over = (
-            ends.over if self._claims is None else ends.over | (stale - ledger.claim_owners.keys())
-        )
+        over = {*ends.over}
+        if self._claims is not None:  # kubelet still ends those of the journal that are ours
+            known = ledger.claim_owners.keys()
+            over |= {uid for uid in stale if uid not in known or record[uid].driver != self._driver}
         refused = {
             name
             for uid in record
@@ -308,7 +316,7 @@ class ClaimReconciler:
         names = {*one.devices}
         if owner is not None:
             owner = self._grown(owner, one)
-            names = {device_name(each) for each in owner.devices if not self._has(owner, each)}
+            names = {device_name(each) for each in owner.devices if not self._has(one.uid, each)}
         if not names:
             return set()  # all of it is known, or it is only about to be prepared
         try:
@@ -335,10 +343,10 @@ class ClaimReconciler:
         devices = (*owner.devices, *sorted(more))
         return replace(owner, devices=devices, requests={**owner.requests, **more})
 
-    def _has(self, owner: ClaimOwner, device: DeviceId) -> bool:
+    def _has(self, uid: ClaimUid, device: DeviceId) -> bool:
         """Whether the ledger has a device as the claim's; a damaged journal loses rows."""
         has = self._ledger.claim_owner_of(device)
-        return device in self._ledger.allocations and has is not None and has.uid == owner.uid
+        return device in self._ledger.allocations and has is not None and has.uid == uid
 
     def _holder(self, one: RecordedClaim) -> ClaimOwner:
         """A claim as the record has it.
@@ -426,4 +434,4 @@ class ClaimReconciler:
         if await self._operations.living(ledger.dra.tenancies_of_claim(uid)) is not None:
             return False
         # Kubelet may have begun to prepare it in the meantime.
-        return uid not in await self._read()
+        return uid not in await self._read() and self._ends.calls[uid] == calls

@@ -19,8 +19,18 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from fpga_plugin.errors import NotFinishedError
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+def no_thread(what: str, error: RuntimeError) -> NotFinishedError:
+    """The error for work for which the node gives no thread."""
+    return NotFinishedError(
+        f"no thread can be started for {what} ({error})",
+        hint="it is tried again; the node or the plugin's pod is out of processes (pids)",
+    )
 
 
 class LateError(Exception):
@@ -93,6 +103,7 @@ class KeyedThreads(Generic[K]):
         Raises:
             LateError: it did not end in time; or it did not begin, since the call before it did
                 not end, or no thread is free.
+            NotFinishedError: no thread can be started; nothing was called.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -115,6 +126,9 @@ class KeyedThreads(Generic[K]):
 
         Returns:
             What was answered; and which keys are late, in this call or an earlier one.
+
+        Raises:
+            NotFinishedError: no thread can be started.
         """
         loop = asyncio.get_running_loop()
         keys = tuple(keys)
@@ -209,7 +223,10 @@ class KeyedThreads(Generic[K]):
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(tell, value, failed)
 
-        threading.Thread(target=work, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=work, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            raise no_thread(f"a read of {self._name}", error) from error
         return _Call(loop.time(), ended), result
 
 

@@ -29,6 +29,7 @@ from fpga_plugin.cards.workers import CardWorkers
 from fpga_plugin.errors import (
     AcceleratorSilentError,
     CardGoneError,
+    NoSourceError,
     PortInUseError,
     PortPoisonedError,
     ProgrammingError,
@@ -501,7 +502,9 @@ class Checkpoint(PodDirectory):
             for pod in self._pods
             if pod.active and pod.resource == resource and set(pod.devices) == set(devices)
         ]
-        if len(holders) != 1:
+        if len(holders) > 1:
+            raise NoSourceError("kubelet's checkpoint names several pods")
+        if not holders:
             return Identity()
         (pod,) = holders
         return KnownIdentity(

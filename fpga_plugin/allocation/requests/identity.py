@@ -8,14 +8,11 @@ to kubelet: what it says is a hint where it can be read, and its absence is no e
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
+from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from fpga_plugin.kubernetes.kubelet.grants import cached_grant
 from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +20,7 @@ class Identity:
     """Who holds the devices of a call.
 
     Attributes:
-        pod: None where kubelet's records do not say, or name several.
+        pod: None where kubelet's records do not say.
         containers: those of the pod that hold all of the devices: init containers and app
             containers may share one.
         resources: every resource of ours that one of these containers holds.
@@ -60,7 +57,11 @@ class Identity:
 def identify(
     checkpoint: Checkpoint, resource: ResourceName, devices: Sequence[DeviceId]
 ) -> Identity:
-    """The pod and containers that a PreStart for these devices is for, by the checkpoint."""
+    """The pod and containers that a PreStart for these devices is for, by the checkpoint.
+
+    Raises:
+        NoSourceError: it names several pods, of which each may be running with the devices.
+    """
     wanted = frozenset[str](devices)
     # A PreStart is for all devices that one container has of a resource.
     holders = [
@@ -69,9 +70,13 @@ def identify(
         if entry.resource == resource and wanted == entry.devices
     ]
     uids = {entry.pod_uid for entry in holders}
-    if len(uids) != 1:
-        if uids:
-            log.warning("kubelet's checkpoint names several pods", devices=devices, pods=uids)
+    if len(uids) > 1:
+        raise NoSourceError(
+            f"kubelet's checkpoint names several pods that hold {', '.join(devices)}:"
+            f" {', '.join(sorted(uids))}",
+            hint="delete all of these pods but one",
+        )
+    if not uids:
         return Identity()
     (uid,) = uids
     containers = frozenset(entry.container for entry in holders)

@@ -18,7 +18,13 @@ from ledger_world import INSTANCES, Pod
 from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards.actions import CardActions, CardState
-from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NotFinishedError,
+    RefusedError,
+    UnknownDeviceError,
+)
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import CardProblem, PciFunction, Region
 from fpga_plugin.ids import CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.kubernetes.names import PodUid
@@ -540,3 +546,23 @@ def test_a_card_that_could_not_be_served_is_looked_at_again_on_request(scene: Sc
     scene.rack.scan_card = scan  # type: ignore[method-assign]
     assert done(scene, lambda actions: actions.retry(card(scene))).present
     assert card(scene) in scene.ledger.cards
+
+
+def test_a_card_whose_port_cannot_be_tried_may_not_be_pulled(scene: Scene) -> None:
+    error = NotFinishedError("/dev/dfl-port.0 cannot be opened (EMFILE)")
+    scene.rack.open_port = mock.Mock(side_effect=error)  # type: ignore[method-assign]
+    found = done(scene, lambda actions: actions.drain(card(scene)))
+    assert error.message in found.waits_for
+
+
+def test_a_retry_says_nothing_of_a_card_that_is_drained_later(scene: Scene) -> None:
+    """It may be pulled by then: its driver is not rebound unasked."""
+    drain(scene, drained=False)
+    done(scene, lambda actions: actions.retry(card(scene)))
+    assert done(scene, lambda actions: actions.drain(card(scene))).may_be_pulled
+    present = scene.ledger.cards[card(scene)]
+    poisoned = Fault(FaultKind.POISONED, "its port is in reset")
+    scene.ledger.hardware.set_failing(card(scene), dict.fromkeys(scene.regions[:2], poisoned))
+    assert not scene.plugin.recovery.due(present)
+    scene.plugin.call(lambda: scene.plugin.recovery.ask(card(scene)))
+    assert scene.plugin.recovery.due(present)

@@ -23,7 +23,7 @@ from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.reads import SILENT, SilentCardError
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import HardwareError, NotFinishedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Iommu, Region
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PciAddress, RegionId
@@ -1272,3 +1272,27 @@ def test_a_card_that_nobody_knows_has_no_health(looks: Callable[..., Looks]) -> 
     look.run(look.inventory.check(look.one))
     assert not look.read
     assert not look.logged[1:]
+
+
+def test_work_that_begins_while_a_card_is_read_is_no_fault(looks: Callable[..., Looks]) -> None:
+    """The read does not end before the work does."""
+    look = looks()
+    look.reads.silent = {look.one: 0}
+    look.plugin.begin(look.inventory.check_all())
+    with look.at_work(look.one):
+        look.plugin.work()
+        assert not look.ledger.failing
+
+
+def test_a_node_without_threads_ends_no_looks(
+    looks: Callable[..., Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = looks(interval=1)
+    none = NotFinishedError("no thread can be started")
+    monkeypatch.setattr(look.reads, "each", mock.AsyncMock(side_effect=none))
+    task = look.plugin.begin(look.inventory.run())
+    for _ in range(3):
+        look.plugin.loop.pass_time()
+        look.plugin.work()
+    assert not task.done()
+    assert look.count("cards not looked at") > 1

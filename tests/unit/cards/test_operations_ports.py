@@ -208,7 +208,7 @@ def test_a_call_that_runs_out_of_time_while_a_port_opens_leaves_none_open():
 
     async def story():
         operations, backend = make_bench()
-        recovery = SimpleNamespace(due=lambda _: False)
+        recovery = SimpleNamespace(due=lambda _: False, unask=lambda _: None)
         actions = CardActions(operations, recovery, None)
         operations.ledger.hardware.set_drained = lambda *_, **__: None
 

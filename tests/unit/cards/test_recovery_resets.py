@@ -14,6 +14,7 @@ from ledger_scene import Scene, scenes
 from ledger_world import Pod
 
 from fpga_plugin.allocation.journal.records import Condition, RegionRecord
+from fpga_plugin.allocation.requests.identity import Identity
 from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.cards.recovery import FIRST_PAUSE
 from fpga_plugin.cards.reports import Report
@@ -174,6 +175,31 @@ def test_nothing_is_reset_if_a_region_may_not_be_worked_on_any_more(make, region
     world.settle()
     assert world.resets == 1
     assert {world.condition(region) for region in world.regions} == {Condition.BLANK}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("during", ["may_live", "open_all", "program"])
+def test_an_owner_that_leaves_while_its_region_is_scrubbed_between_containers_is_reset_away(
+    world: World, during: str, *, known: bool
+) -> None:
+    """An extended kubelet: the PostStop balances, and Deallocate follows in the midst of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not known:  # it sends the environment, so nobody need know the pod
+            patch.setattr(world.plugin.prestarts._pods, "_identify", lambda *_: Identity())
+        pod = world.run()
+    pod.running = False
+    world.plugin.call(lambda: world.plugin.calls.poststop(pod.resource, pod.devices))
+    for _ in range(20):
+        calls = [job.function for job in world.plugin.jobs]
+        while any(hasattr(call, "func") for call in calls):
+            calls = [getattr(call, "func", call) for call in calls]
+        if during in {call.__name__ for call in calls} or not calls:
+            break
+        world.plugin.job(0)
+    world.deallocate(pod)
+    world.settle()
+    assert world.record.condition is Condition.BLANK
+    assert world.resets == 1
 
 
 def test_a_reset_that_failed_says_why_and_is_tried_again(world: World) -> None:

@@ -25,6 +25,7 @@ from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     HardwareError,
+    NoSourceError,
     NotFinishedError,
     NotPermittedError,
     RefusedError,
@@ -33,6 +34,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth
 from fpga_plugin.ids import AfuId, DeviceId
+from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.policy.file import PolicyFile
 from fpga_plugin.settings.settings import ScrubPolicy
 
@@ -391,6 +393,21 @@ def test_a_policy_that_forbids_it_by_now_is_told_though_the_work_failed(begin, t
     scene.plugin.begin(policy.reload())
     scene.until(lambda: policy.policy.default.value == "deny", job=waiting)
     scene.refused(task, NotPermittedError, "the default is deny")
+
+
+def test_a_pod_gets_no_region_that_another_has_by_kubelets_checkpoint_too(scene: Scene):
+    """Kubelet sends the environment, so the pod need not be known; the other one runs."""
+    (region, *_) = scene.regions
+    running = scene.admit(region)
+    scene.start(running, AFU)
+    running.running = True
+    other = replace(running, uid=PodUid("other"), nodes=dict(running.nodes))
+    scene.pods.append(other)
+    before = list(scene.touched)
+    task = scene.prestart(other, OTHER_AFU)
+    scene.plugin.work()
+    assert isinstance(task.exception(), NoSourceError)
+    assert scene.touched == before
 
 
 def test_a_pod_that_no_record_names_is_bound_to_nothing(scene: Scene):

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 from doubles import LIMIT
-from doubles.cards import BLANK, PREFIX, WHOLE, make_card
+from doubles.cards import BLANK, INTERFACE, PREFIX, WHOLE, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
 from doubles.journal import NoJournal
 from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
 from doubles.loops import beside, until
+from ledger_support import scrub, start
 from structlog.testing import capture_logs
 
 from fpga_plugin.allocation.journal.journal import JournalError
@@ -23,10 +24,10 @@ from fpga_plugin.allocation.requests.directory import PodDirectory
 from fpga_plugin.deviceplugin import reconcile
 from fpga_plugin.deviceplugin.allocatable import AllocatableCheck
 from fpga_plugin.deviceplugin.reconcile import Reconciler
-from fpga_plugin.errors import NoSourceError
+from fpga_plugin.errors import NoSourceError, RefusedError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import CardId, DeviceId, PciAddress, RegionId
+from fpga_plugin.ids import Alias, CardId, DeviceId, PciAddress, RegionId
 from fpga_plugin.kubernetes.cgroup import PodCgroups, PodPresence
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint
 from fpga_plugin.kubernetes.kubelet.podresources import (
@@ -704,6 +705,41 @@ def test_another_pod_than_the_ledgers_is_the_owner_that_the_checkpoint_names(
     world.kubelet.write([REGION])
     world.play(lambda: world.ledger.allocations[DeviceId(REGION)].pod == POD)
     assert world.ledger.allocations[DeviceId(REGION)].missed_prestart
+
+
+@pytest.mark.parametrize("why", ["drained", "renamed", "foreign", "functions"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_owner_that_ended_is_let_go_though_pods_that_ask_for_its_device_are_refused(
+    directory: str, why: str, *, restarted: bool
+) -> None:
+    """A ReplicaSet replaces a pod that is not admitted at once, so one is always asking."""
+    world = World(directory)
+    ledger = world.ledger
+    world.kubelet.write([REGION])
+    scrub(ledger, CARD)
+    world.play(lambda: bool(world.queue.told))
+    ledger.device_plugin.allocate(RESOURCE, [REGION])
+    ledger.device_plugin.bind_pod([DeviceId(REGION)], PodUid("a"))
+    start(ledger, DeviceId(REGION))
+    if restarted:
+        world.reconciler.kubelet_found("another")
+    if why == "drained":
+        ledger.hardware.set_drained(CARD.id, drained=True)
+    elif why == "renamed":
+        ledger.naming.call_interfaces({INTERFACE: Alias("now")})
+    elif why == "foreign":
+        world.owners._look_for_foreign = lambda *_: None  # type: ignore[method-assign]
+        ledger.hardware.set_foreign({CARD.id: "pod x holds devices"})
+    else:
+        ledger.naming.serves_functions = True
+
+    def asks() -> None:
+        if DeviceId(REGION) in ledger.allocations and not (restarted and why == "drained"):
+            with pytest.raises(RefusedError):
+                ledger.device_plugin.allocate(RESOURCE, [REGION])
+
+    world.kubelet.on_call = asks
+    world.play(lambda: DeviceId(REGION) not in ledger.allocations)
 
 
 def test_two_pods_of_one_device_keep_its_card_back(directory: str) -> None:

@@ -21,6 +21,7 @@ from fpga_plugin.allocation.journal.doubt import doubted
 from fpga_plugin.allocation.journal.journal import JournalError
 from fpga_plugin.allocation.journal.records import Change, Fact
 from fpga_plugin.allocation.names import card_of
+from fpga_plugin.cards.operations import TenancyActiveError
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import FILE_NAME
@@ -345,6 +346,9 @@ def test_a_claim_that_kubelet_ends_is_not_in_force_again(scene: RecordScene) -> 
     assert scene.look()
     scene.plugin.work()
     assert scene.ledger.claim_owners[A].ended
+    assert touched(scene, one) == [], "pod-2 runs with it"
+    scene.pods.clear()
+    scene.pass_time(task.done)
     assert touched(scene, one)
     task.result()
 
@@ -463,6 +467,112 @@ def test_what_ended_leaves_no_file_by_which_a_further_pod_could_start(scene: Rec
     assert scene.look()
     assert not stale.exists()
     assert scene.file(), "of the claim in force"
+
+
+def not_adopted(scene: RecordScene, *, elsewhere: bool) -> RegionId:
+    """By the journal B has A's region, so A cannot be adopted; pod-a runs with it.
+
+    B left it since, and is `elsewhere` on the node, or over.
+    """
+    region, _, other = scene.regions
+    scene.allocated(B, region, pods=("pod-b",))
+    scene.prepared(B)
+    old = scene.journal.snapshot
+    scene.unprepare(B)
+    scene.plugin.work()
+    scene.unrecorded(B)
+    scene.allocated(A, region, pods=("pod-a",))
+    scene.prepared()
+    scene.write({A: (name(region),)}, scene.pod("pod-a").uid)
+    if elsewhere:
+        scene.allocated(B, other, pods=("pod-b2",))
+        scene.prepared(B)
+        also(scene, B, name(other), scene.pod("pod-b2").uid)
+    else:
+        del scene.server.claims[B]
+    put_back(scene, old)
+    return region
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.parametrize("reads", [1, 2])
+def test_a_claim_that_ends_before_it_could_be_adopted_has_pods_all_the_same(
+    scene: RecordScene, reads: int, *, elsewhere: bool
+) -> None:
+    """They are deleted by force, and run on; kubelet may ask for the end twice."""
+    region = not_adopted(scene, elsewhere=elsewhere)
+    for _ in range(reads):
+        scene.unprepare(A)
+        scene.plugin.work()
+        assert scene.look()
+        scene.plugin.work()
+    if elsewhere:
+        scene.pods[:] = [pod for pod in scene.pods if pod.uid != "pod-b2"]
+        scene.unprepare(B)
+        scene.plugin.work()
+    scene.write({})
+    assert scene.look()
+    scene.plugin.work()
+    assert touched(scene, region) == []
+    assert [one.pod for one in scene.ledger.tenancies.of(region)].count(PodUid("pod-a")) == 1
+    scene.pods.clear()
+    scene.pass_time(lambda: bool(touched(scene, region)))
+    scene.pass_time(lambda: scene.ledger.tenancies.of(region) == [])
+
+
+def test_what_a_claim_that_ended_unadopted_has_is_given_to_nobody(scene: RecordScene) -> None:
+    region = not_adopted(scene, elsewhere=False)
+    scene.unprepare(A)
+    scene.plugin.work()
+    scene.write({})
+    assert scene.look()
+    third = ClaimUid("00000000-0000-4000-8000-00000000000c")
+    scene.allocated(third, region, pods=("pod-c",))
+    task = scene.prepare(third)
+    scene.pass_time(task.done)
+    assert isinstance(task.exception(), TenancyActiveError)
+    assert touched(scene, region) == []
+
+
+def test_a_claim_that_ends_unread_leaves_its_pods_on_the_device_that_it_has_since(
+    scene: RecordScene,
+) -> None:
+    """By the copy it is in force, on another device."""
+    one, _, other = scene.regions
+    prepared(scene, one)
+    old = scene.journal.snapshot
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    scene.unrecorded()
+    scene.allocated(A, other, pods=("pod-2",))
+    scene.prepared()
+    scene.write({A: (name(other),)}, scene.pod("pod-2").uid)
+    scene.journal.snapshot = doubted(old, "it was put back", claims=True)
+    scene.restart()
+    scene.rack.done.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    assert scene.look()
+    scene.plugin.work()
+    assert touched(scene, other) == []
+
+
+@pytest.mark.parametrize("driver", [DRIVER, "former.example.com"])
+def test_a_claim_that_ended_and_whose_driver_nobody_serves_is_not_in_force_again(
+    scene: RecordScene, driver: str
+) -> None:
+    """Nobody would end it, and kubelet's record names it for good. One of ours kubelet ends."""
+    region = scene.regions[0]
+    scene.allocated(B, region, pods=("pod-3",))
+    scene.prepared(B)
+    scene.write({B: (name(region),)}, "pod-3", driver=driver)
+    scene.unprepare(B)
+    scene.plugin.work()
+    assert scene.ledger.claim_owners[B].ended
+    put_back(scene, scene.journal.snapshot)
+    assert scene.ledger.claim_owners[B].ended == (driver != DRIVER)
+    assert not scene.ledger.unreconciled
 
 
 @pytest.mark.parametrize("boot", ["this", "earlier"])

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.host.keyed_threads import KeyedThreads, LateError
 
 SOON = 0.05
@@ -223,6 +224,23 @@ def test_what_a_function_raises_for_one_of_many_keys_is_raised():
     async def story():
         with pytest.raises(ZeroDivisionError):
             await KeyedThreads("t").each([1, 0], lambda key: 1 // key, seconds=LONG)
+
+    run(story)
+
+
+def test_a_node_that_gives_no_thread_is_no_defect(monkeypatch):
+    def none(_thread):
+        raise RuntimeError("can't start new thread")
+
+    async def story():
+        threads = KeyedThreads("t")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none)
+            with pytest.raises(NotFinishedError, match="pids"):
+                await threads.run("a", int, seconds=LONG)
+            with pytest.raises(NotFinishedError, match="pids"):
+                await threads.each(["a"], int, seconds=LONG)
+        assert await threads.run("a", int, seconds=LONG) == 0
 
     run(story)
 
