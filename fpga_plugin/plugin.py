@@ -284,7 +284,7 @@ class Plugin:
         )
         self.actions = CardActions(operations, recovery, inventory)
         self.by_hand = HandProgrammer(operations, node.store)
-        self.scrubber = Scrubber(operations, recovery, queue)
+        self.scrubber = Scrubber(operations, recovery, inventory, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
         owners = Owners(ledger, node.cgroups, node.pods)

@@ -21,6 +21,7 @@ from fpga_plugin.allocation.journal.records import CLEAN, Condition, Tenancy
 from fpga_plugin.allocation.obstacles import PROCESSES, Stops
 from fpga_plugin.allocation.queue import CardQueue, Outcome
 from fpga_plugin.bitstreams.store import Bitstream
+from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.operations import CardOperations, Work
 from fpga_plugin.cards.recovery import Recovery
 from fpga_plugin.cards.reports import Report
@@ -60,12 +61,20 @@ class Scrubber:
     Args:
         operations: what is done to a card.
         recovery: of poisoned ports of cards without an owner.
+        inventory: looks at a card whose memory was cleared through its blank bitstream.
         queue: where cards that may have work are added.
     """
 
-    def __init__(self, operations: CardOperations, recovery: Recovery, queue: CardQueue) -> None:
+    def __init__(
+        self,
+        operations: CardOperations,
+        recovery: Recovery,
+        inventory: Inventory,
+        queue: CardQueue,
+    ) -> None:
         self._operations = operations
         self._recovery = recovery
+        self._inventory = inventory
         self._queue = queue
         self._waits: dict[RegionId, str] = {}
         self._living_elsewhere: dict[CardId, set[PodUid]] = {}
@@ -147,6 +156,8 @@ class Scrubber:
             back = await self._recovery.rebind(card, owner=frozenset())
             return Outcome.DONE if back else Outcome.NOTHING
         tenants = await self._end_tenancies_elsewhere(card)
+        if card.memory and card.some_memory_stays:
+            await self._try_another_blank(card)
         if not self._due(card):
             if self._memory_due(card):
                 return await self._clear_memory(card)
@@ -156,6 +167,18 @@ class Scrubber:
         if not due.regions:
             return Outcome.NOTHING  # the store's change adds the card again
         return await self._scrub_due(card, due)
+
+    async def _try_another_blank(self, card: Card) -> None:
+        """A free card whose blank does not reach all of its memory is due if the store has another.
+
+        Any other clean card stays as it is until its next owner ends (invariant 9).
+        """
+        ledger = self._operations.ledger
+        blank = await self._operations.blanks.afu_id(card)
+        records = [ledger.record(r.id) for r in card.regions if not ledger.naming.keeps(r.id)]
+        other = [r.region for r in records if r.condition in CLEAN and r.afu_id != blank]
+        if blank is not None and other and not ledger.allocations_on(card.id):
+            ledger.work.dirty(other, "the store has another blank bitstream")
 
     async def _scrub_due(self, card: Card, due: _Due) -> Outcome:
         """Scrub a card's due regions; a card that `resets` is reset first after an owner."""
@@ -174,6 +197,9 @@ class Scrubber:
                     reports.setdefault(region, self._begin_report(region))
                 work = Work(operations, card, ports, reports, check)
                 scrubbed = await self._scrub(work, due)
+            if card.memory and scrubbed:
+                # The last look judged by the store's blank, which may be another one than came on.
+                await self._inventory.look(card.id)
             # Closed first: once a region is reported clean, its port is free.
             for region in scrubbed:
                 # Else its card went in the meantime, and what is there now is another one.
