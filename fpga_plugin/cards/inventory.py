@@ -144,7 +144,7 @@ class Inventory:
 
     async def look(self, card_id: CardId) -> None:
         """Scan one card again, without its health signals."""
-        if not self._cards.selects(card_id):
+        if not self.selects(card_id):
             return
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
@@ -265,6 +265,10 @@ class Inventory:
                 hint=f"{BIND_DRIVERS}. And the node's /sys has to be mounted at {sysfs_root}"
                 " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
             )
+
+    def selects(self, card_id: CardId) -> bool:
+        """Whether the operator lets the plugin touch a card."""
+        return self._cards.selects(card_id)
 
     async def run(self) -> None:
         """Look for signals that no event reports, until cancelled."""

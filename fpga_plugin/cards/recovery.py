@@ -259,7 +259,8 @@ class Recovery:
         """
         problems = self._ledger.problems.items()
         interrupted = {card_id for card_id, problem in problems if problem.interrupted}
-        await asyncio.gather(*map(self._resume, sorted(self._ledger.rebinding | interrupted)))
+        begun = filter(self._inventory.selects, sorted(self._ledger.rebinding | interrupted))
+        await asyncio.gather(*map(self._resume, begun))
 
     async def _resume(self, card_id: CardId) -> None:
         try:

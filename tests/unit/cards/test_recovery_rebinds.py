@@ -22,6 +22,7 @@ from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
 from fpga_plugin.settings.settings import RecoveryPolicy
+from fpga_plugin.settings.values import CardSelection
 
 
 @pytest.fixture
@@ -289,6 +290,16 @@ def test_a_card_in_the_midst_of_a_reset_is_put_online_whatever_the_journal_says(
         scene.plugin.begin(scene.plugin.recovery.resume())
         scene.plugin.work()
     assert bound.mock_calls == [mock.call(ours.id)]
+
+
+def test_a_card_that_the_operator_leaves_out_is_not_put_online_either(scene: Scene) -> None:
+    lost = lose_driver(scene)
+    scene.plugin.hardware._cards = CardSelection(excluded=frozenset({lost}))
+    with mock.patch.object(scene.rack, "bind") as bound:
+        scene.plugin.begin(scene.plugin.recovery.resume())
+        scene.plugin.work()
+    assert bound.mock_calls == []
+    assert lost in scene.ledger.rebinding, "it may be served again"
 
 
 def test_a_rebind_whose_end_could_not_be_journalled_is_finished_later(scene: Scene) -> None:
