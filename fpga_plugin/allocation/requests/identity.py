@@ -8,11 +8,15 @@ to kubelet: what it says is a hint where it can be read, and its absence is no e
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from fpga_plugin.kubernetes.kubelet.grants import cached_grant
 from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ def identify(
     ]
     uids = {entry.pod_uid for entry in holders}
     if len(uids) > 1:
+        log.warning("kubelet's checkpoint names several pods", devices=devices, pods=uids)
         raise NoSourceError(
             f"kubelet's checkpoint names several pods that hold {', '.join(devices)}:"
             f" {', '.join(sorted(uids))}",
