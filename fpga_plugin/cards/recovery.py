@@ -13,6 +13,7 @@ it doubles.
 import asyncio
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -217,7 +218,8 @@ class Recovery:
                 _say_no_driver(card.id, error)
             # What is there now is a card of unknown history, even where every number is as before.
             ledger.hardware.card_gone(card.id)
-            await self._inventory.look(card.id)
+            with suppress(NotFinishedError):  # no thread: it counts as one without driver
+                await self._inventory.look(card.id)
             if card.id not in ledger.cards:
                 self.failed += 1
                 return False  # the journal keeps that its driver is missing

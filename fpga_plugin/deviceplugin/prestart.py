@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -32,7 +33,7 @@ from fpga_plugin.cards.targets import Targets
 from fpga_plugin.deviceplugin.environment import StockEnvironment
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, RegionId, Resource, ResourceKind
-from fpga_plugin.kubernetes.cgroup import Cgroup
+from fpga_plugin.kubernetes.cgroup import Cgroup, known_gone
 from fpga_plugin.kubernetes.names import PodUid, ResourceName
 
 log = structlog.get_logger()
@@ -272,7 +273,8 @@ class PreStarts:
 
         `begun`: the allocations when the call came.
         """
-        identity = await self._pods.identify(resource, devices)
+        gone = partial(known_gone, self._cgroups)
+        identity = await self._pods.identify(resource, devices, gone)
         # Once there are other allocations, the records name their owner, not the caller.
         begun.check()
         missing = [device for device in devices if device not in self._ledger.allocations]

@@ -18,6 +18,7 @@ from fpga_plugin.cards.blanks import NO_BLANK, Blanks
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import devices_of
+from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.ids import RegionId
 from fpga_plugin.kubernetes.kubelet.dra_record import RecordedClaim
 from fpga_plugin.kubernetes.names import ClaimUid
@@ -58,15 +59,21 @@ class ClaimEnds:
         """End a claim: no container starts with it any more, and its regions await a scrub.
 
         Raises:
-            FpgaPluginError: the journal cannot be written, the claim's file not be removed, or
-                kubelet's record not be read.
+            FpgaPluginError: the journal cannot be written, the claim's file not be removed,
+                kubelet's record not be read, or kubelet prepares it again.
         """
         self.ending(uid)
         if (owner := self._ledger.dra.in_force(uid)) is not None:
             await self._files.withhold(owner)
             self.ending(uid)  # what began in the meantime, too
-        else:
+        else:  # in the same order
+            calls = self.calls[uid]
+            await self._files.remove(uid, self._ledger.claim_owners.get(uid))
             await self._files.learn(uid)
+            if self.calls[uid] != calls:
+                raise NotFinishedError(
+                    f"claim {uid}: kubelet prepares it again", hint="the next end is another one"
+                )
         self.over.add(uid)
         owner = self._ledger.claim_owners.get(uid)
         if owner is None:

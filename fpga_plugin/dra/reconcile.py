@@ -99,6 +99,7 @@ class ClaimReconciler:
         self._leftovers = leftovers
         self._wake = asyncio.Event()
         self._lost: set[ClaimUid] = set()
+        self._told: dict[ClaimUid, str] = {}
         self._waits = False
         self.problem = ""
         self._watcher = Watcher(self, name="dra-record", local=True)
@@ -272,6 +273,7 @@ class ClaimReconciler:
         """
         ledger, ends = self._ledger, self._ends
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
+        self._told = {uid: why for uid, why in self._told.items() if uid in record}
         over = {*ends.over}
         if self._claims is not None:  # kubelet still ends those of the journal that are ours
             known = ledger.claim_owners.keys()
@@ -324,7 +326,9 @@ class ClaimReconciler:
         except JournalError:
             raise
         except (ValueError, FpgaPluginError) as error:
-            log.warning("claim not adopted", claim=one.uid, error=str(error))
+            if self._told.get(one.uid) != (why := str(error)):
+                self._told[one.uid] = why
+                log.warning("claim not adopted", claim=one.uid, error=why)
             return names
         log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         return set()

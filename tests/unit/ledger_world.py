@@ -493,7 +493,9 @@ class Checkpoint(PodDirectory):
             )
         )
 
-    async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
+    async def identify(
+        self, resource: ResourceName, devices: Sequence[DeviceId], _gone: object
+    ) -> Identity:
         return await asyncio.to_thread(self._identify, resource, devices)
 
     def _identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:

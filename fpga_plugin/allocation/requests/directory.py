@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from fpga_plugin.allocation.requests.environment import ContainerRequests, container_requests
-from fpga_plugin.allocation.requests.identity import Identity, identify
+from fpga_plugin.allocation.requests.identity import Gone, Identity, identify
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.host.bounded import BoundedDict
 from fpga_plugin.ids import DeviceId, ours
@@ -144,14 +144,20 @@ class PodDirectory:
         """
         return read_stamp(self._checkpoint)
 
-    async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
-        """The pod and containers that a PreStart is for, by the checkpoint."""
+    async def identify(
+        self, resource: ResourceName, devices: Sequence[DeviceId], gone: Gone
+    ) -> Identity:
+        """The pod and containers that a PreStart is for, by the checkpoint.
+
+        Raises:
+            NoSourceError: as of `identify`.
+        """
         try:
             checkpoint = await self.checkpoint()
         except FpgaPluginError as error:
             log.warning("kubelet's checkpoint cannot be read", error=str(error))
             return Identity()
-        return identify(checkpoint, resource, devices)
+        return await asyncio.to_thread(identify, checkpoint, resource, devices, gone)
 
     # ---------------------------------------------------------------- names
 

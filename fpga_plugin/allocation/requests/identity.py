@@ -5,7 +5,8 @@ Kubelet writes its checkpoint after each admission, before any PreStart of that 
 to kubelet: what it says is a hint where it can be read, and its absence is no error.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import structlog
@@ -17,6 +18,8 @@ from fpga_plugin.kubernetes.kubelet.grants import cached_grant
 from fpga_plugin.kubernetes.names import PodName, PodUid, ResourceName
 
 log = structlog.get_logger()
+
+Gone = Callable[[AbstractSet[PodUid]], AbstractSet[PodUid]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,11 @@ class Identity:
 
 
 def identify(
-    checkpoint: Checkpoint, resource: ResourceName, devices: Sequence[DeviceId]
+    checkpoint: Checkpoint, resource: ResourceName, devices: Sequence[DeviceId], gone: Gone
 ) -> Identity:
     """The pod and containers that a PreStart for these devices is for, by the checkpoint.
+
+    `gone`: of which of several pods only the entries are left. Blocks: call it from a thread.
 
     Raises:
         NoSourceError: it names several pods, of which each may be running with the devices.
@@ -75,6 +80,8 @@ def identify(
     ]
     uids = {entry.pod_uid for entry in holders}
     if len(uids) > 1:
+        uids -= gone(uids)
+    if len(uids) > 1:
         log.warning("kubelet's checkpoint names several pods", devices=devices, pods=uids)
         raise NoSourceError(
             f"kubelet's checkpoint names several pods that hold {', '.join(devices)}:"
@@ -84,6 +91,7 @@ def identify(
     if not uids:
         return Identity()
     (uid,) = uids
+    holders = [entry for entry in holders if entry.pod_uid == uid]
     containers = frozenset(entry.container for entry in holders)
     of_pod = [entry for entry in checkpoint.entries if entry.pod_uid == uid]
     return Identity(

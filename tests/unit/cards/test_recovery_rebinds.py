@@ -17,7 +17,7 @@ from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards import recovery
 from fpga_plugin.cards.recovery import Recovery
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import HardwareError, NotFinishedError
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
@@ -290,6 +290,19 @@ def test_a_card_in_the_midst_of_a_reset_is_put_online_whatever_the_journal_says(
         scene.plugin.begin(scene.plugin.recovery.resume())
         scene.plugin.work()
     assert bound.mock_calls == [mock.call(ours.id)]
+
+
+def test_a_card_that_cannot_be_looked_at_after_its_rebind_is_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread can be started: whether it has its driver is not known."""
+    one = card(scene)
+    reads = mock.AsyncMock(side_effect=NotFinishedError("no thread can be started"))
+    monkeypatch.setattr(scene.plugin.hardware._reads, "run", reads)
+    task = scene.plugin.begin(scene.plugin.recovery.rebind(one, owner=frozenset()))
+    scene.plugin.work()
+    assert not task.result()
+    assert one.id in scene.ledger.rebinding
 
 
 def test_a_card_that_the_operator_leaves_out_is_not_put_online_either(scene: Scene) -> None:

@@ -4,16 +4,18 @@ A pod of a prepared claim starts without a call, also while no plugin runs. And 
 put back has claims as they were, not as they are.
 """
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles.cards import REGIONS
 from ledger_scene import scenes
-from test_lifecycle import OTHER, A, B
+from test_lifecycle import OTHER, A, B, ref
 from test_reconcile_record import DRIVER, RecordScene, name
 from test_reconcile_watch import idle_watcher
 
@@ -532,6 +534,71 @@ def test_what_a_claim_that_ended_unadopted_has_is_given_to_nobody(scene: RecordS
     scene.pass_time(task.done)
     assert isinstance(task.exception(), TenancyActiveError)
     assert touched(scene, region) == []
+
+
+def test_no_further_pod_starts_with_a_claim_that_ends_unadopted(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file goes before kubelet's record is read: pod-z was written down before it started."""
+    region = not_adopted(scene, elsewhere=False)
+    remove = scene.files.remove
+
+    async def removed(*claim: Any) -> None:
+        monkeypatch.undo()
+        assert scene.file(A)
+        scene.write({A: (name(region),)}, "pod-a", scene.pod("pod-z").uid)
+        await remove(*claim)
+
+    monkeypatch.setattr(scene.files, "remove", removed)
+    scene.unprepare(A)
+    scene.plugin.work()
+    users = {one.pod for one in scene.ledger.tenancies.of(region)}
+    assert users >= {"pod-a", "pod-z"}
+
+
+def test_a_claim_that_ends_unadopted_has_no_file_though_its_users_cannot_be_read(
+    scene: RecordScene,
+) -> None:
+    not_adopted(scene, elsewhere=False)
+    assert scene.file(A)
+    (scene.folder / FILE_NAME).write_text("{")
+    task = scene.unprepare(A)
+    scene.plugin.work()
+    assert isinstance(task.exception(), NoSourceError)
+    assert not scene.file(A)
+
+
+def test_a_claim_that_is_prepared_while_its_former_end_is_repeated_is_in_force(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = scene.regions[0]
+    prepared(scene, region)
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    learn, taken = scene.files.learn, asyncio.Event()
+    begun: list[asyncio.Task[Any]] = []
+    take = scene.ledger.dra.take
+
+    def takes(*of: Any) -> Any:
+        taken.set()
+        return take(*of)
+
+    monkeypatch.setattr(scene.ledger.dra, "take", takes)
+
+    async def learnt(uid: ClaimUid) -> None:
+        await learn(uid)
+        if not begun:
+            scene.allocated(A, region, pods=("pod-2",))
+            begun.append(asyncio.create_task(scene.lifecycle.prepare(ref(A))))
+            await taken.wait()
+
+    monkeypatch.setattr(scene.files, "learn", learnt)
+    task = scene.unprepare()
+    scene.pass_time(lambda: task.done() and begun[0].done())
+    assert isinstance(task.exception(), NotFinishedError)
+    assert begun[0].result()
+    assert scene.file()
 
 
 def test_a_claim_that_ends_unread_leaves_its_pods_on_the_device_that_it_has_since(
