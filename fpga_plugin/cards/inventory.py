@@ -21,6 +21,7 @@ from fpga_plugin.cards.functions import FunctionNews
 from fpga_plugin.cards.operations import CardOperations
 from fpga_plugin.cards.port_error_log import PortErrorLog
 from fpga_plugin.cards.reads import SILENT, CardReads, SilentCardError, afu_ids
+from fpga_plugin.cards.workers import STUCK, STUCK_HINT
 from fpga_plugin.errors import FpgaPluginError, HardwareError, NotFinishedError
 from fpga_plugin.hardware.backend import BIND_DRIVERS
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -284,8 +285,8 @@ class Inventory:
 
         First it reads all idle cards in one turn of a thread, which is all that an idle node costs.
         It then looks at each card that has changed with that card's lock held, in a task of its
-        own. A card at work is left to its work and to a later look: work may take minutes, or never
-        end, and no other card waits for it.
+        own. A card at work is left to its work and to a later look, and no other card waits for it:
+        work may take minutes. If it never ends, nobody may get the card (`WORK_SECONDS`).
         """
         idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
         for card_id in [c for c, problem in self.problems.items() if problem.passing]:
@@ -302,13 +303,17 @@ class Inventory:
             if card_id in same:
                 self._queue.add(card_id)
                 continue
-            if self._workers.locked(card_id):
-                continue  # also if it is since its signals were read
-            if card_id not in silent:
+            if self._workers.locked(card_id):  # also if it is since its signals were read
+                if not self._workers.stuck(card_id):
+                    continue
+                trouble = _failed(card, STUCK, STUCK_HINT)
+            elif card_id in silent:
+                trouble = _failed(card, SILENT)
+            else:
                 self._spawn(self.check(card_id))
                 continue
             try:
-                self._judged(card, _failed(card, SILENT))
+                self._judged(card, trouble)
             except FpgaPluginError as error:  # such as a journal that cannot be written
                 log.warning("scan failed", card=card_id, error=str(error))
 

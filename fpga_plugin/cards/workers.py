@@ -25,6 +25,20 @@ from fpga_plugin.ids import CardId, RegionId
 P = ParamSpec("P")
 T = TypeVar("T")
 
+WORK_SECONDS = 900.0
+"""How long a call that works on a card may take, before the card counts as stuck.
+
+A PR takes seconds, and a load of an Alveo card about a minute until its mailbox gives up. The
+longest call that still ends well is a reset of such a card of which each step takes all of its time
+(`hardware.xrt.reset`): six minutes, and one more for its turn. In 15 minutes 64 GiB of memory are
+cleared even at 75 MB/s.
+"""
+
+STUCK = f"work on the card has not ended within {WORK_SECONDS / 60:.0f} min"
+"""Why the regions of a card whose work hangs are out of service."""
+
+STUCK_HINT = "see the kernel's log; if the work does not end, power-cycle the node"
+
 
 class CardWorkers:
     """Locks and threads of the cards.
@@ -36,6 +50,7 @@ class CardWorkers:
 
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
         self._locks = defaultdict[CardId, asyncio.Lock](asyncio.Lock)
+        self._calls: list[tuple[CardId, float]] = []  # that run, and since when
         self._in_flight: set[RegionId] = set()
         self._tell = programming or (lambda _: None)
         self._closing = False
@@ -47,6 +62,11 @@ class CardWorkers:
     def locked(self, card: CardId) -> bool:
         """Whether a task holds the card's lock."""
         return self._locks[card].locked()
+
+    def stuck(self, card: CardId) -> bool:
+        """Whether a call on a card runs that has taken longer than any that ends well."""
+        latest = asyncio.get_running_loop().time() - WORK_SECONDS
+        return any(of == card and began < latest for of, began in self._calls)
 
     async def run(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -68,8 +88,15 @@ class CardWorkers:
         Raises:
             NotFinishedError: no thread can be started; nothing was called.
         """
+        call = (card, asyncio.get_running_loop().time())
+        self._calls.append(call)
+        try:
+            return await self._in_thread(card, partial(function, *args, **kwargs))
+        finally:
+            self._calls.remove(call)
+
+    async def _in_thread(self, card: CardId, call: Callable[[], T]) -> T:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
-        call = partial(function, *args, **kwargs)
         try:
             work = asyncio.get_running_loop().run_in_executor(thread, call)
         except RuntimeError as error:

@@ -7,7 +7,6 @@ happen, the death of its process included.
 
 import asyncio
 import asyncio.base_events
-import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -747,8 +746,8 @@ class _Workers(CardWorkers):
         super().__init__()
         self._plugin = plugin
 
-    async def finish(self, card, function, *args, **kwargs):  # type: ignore[no-untyped-def]
-        return await start_job(self._plugin, functools.partial(function, *args, **kwargs))
+    async def _in_thread(self, card, call):  # type: ignore[no-untyped-def]
+        return await start_job(self._plugin, call)
 
 
 async def start_job(plugin: Plugin, function: Callable[[], object]) -> object:

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX
 from ledger_scene import Scene, scenes
+from ledger_support import listed
 from ledger_world import FACTORY, Plugin, Reads
 from structlog.testing import capture_logs
 
@@ -23,7 +24,8 @@ from fpga_plugin.allocation.journal.records import Condition
 from fpga_plugin.allocation.names import resource_names
 from fpga_plugin.cards.inventory import Inventory
 from fpga_plugin.cards.reads import SILENT, SilentCardError
-from fpga_plugin.errors import HardwareError, NotFinishedError
+from fpga_plugin.cards.workers import STUCK, STUCK_HINT, WORK_SECONDS
+from fpga_plugin.errors import HardwareError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Iommu, Region
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PciAddress, RegionId
@@ -209,6 +211,23 @@ class Looks:
             yield
         finally:
             self.plugin.call(lambda: done.set_result(None))
+            self.plugin.work()
+
+    @contextmanager
+    def in_a_call(self, card: CardId) -> Iterator[None]:
+        """A thread works on the card all the time, with the card's lock held."""
+
+        async def work() -> None:
+            workers = self.scene.operations.workers
+            async with workers.lock(card):
+                await workers.run(card, lambda: None)
+
+        self.plugin.begin(work())
+        thread = self.plugin.jobs.pop()
+        try:
+            yield
+        finally:
+            self.plugin.jobs.append(thread)
             self.plugin.work()
 
     def lines(self, event: str) -> list[Mapping[str, Any]]:
@@ -517,6 +536,70 @@ def test_work_that_does_not_end_keeps_no_other_card_from_the_regular_look(
     look.at(40.0)
     look.at(50.0)
     assert look.ledger.failing == {mine: HOT, other: HOT}
+
+
+def test_a_card_on_which_a_call_does_not_end_is_out_of_service_until_it_does(
+    looks: Callable[..., Looks],
+) -> None:
+    """Invariant 4. Its owners lose nothing before it is certain that this is no slow work."""
+    look = looks(interval=60.0)
+    look.plugin.begin(look.inventory.run())
+    regions = look.scene.regions[:2]
+    with look.in_a_call(look.one):
+        look.at(WORK_SECONDS)
+        assert not look.ledger.failing
+        look.at(WORK_SECONDS + 180.0)
+        stuck = Fault(FaultKind.TRANSIENT, STUCK, STUCK_HINT)
+        assert look.ledger.failing == dict.fromkeys(regions, stuck)
+        assert look.told == [(look.one, f"region {r}: {stuck.told}") for r in regions], "once"
+    look.at(WORK_SECONDS + 240.0)
+    assert set(look.ledger.failing) == set(regions), "it is well, but not for long enough"
+    look.at(WORK_SECONDS + 360.0)
+    assert not look.ledger.failing
+    assert look.told[2:] == [(look.one, f"region {r} is well again") for r in regions]
+
+
+def test_a_card_is_not_stuck_whose_work_is_long_but_none_of_its_calls(
+    looks: Callable[..., Looks],
+) -> None:
+    """Whoever holds the lock may wait for the store, or make many calls."""
+    look = looks(interval=60.0)
+    look.plugin.begin(look.inventory.run())
+    with look.at_work(look.one):
+        for end in (600.0, 1200.0):
+            look.plugin.begin(look.scene.operations.workers.run(look.one, lambda: None))
+            thread = look.plugin.jobs.pop()
+            look.at(end)
+            look.plugin.jobs.append(thread)
+            look.plugin.work()
+        look.at(3000.0)
+    assert not look.told
+
+
+def test_nobody_is_offered_a_card_on_which_a_pr_does_not_end_and_who_gets_it_hears_why(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks(interval=60.0)
+    scene, (one, two, other) = look.scene, look.scene.regions
+    programmed, waiting = scene.admit(one), scene.admit(two)
+    scene.prestart(programmed, AFU)
+    scene.until(lambda: bool(scene.operations.workers._in_flight))
+    pr = scene.plugin.jobs.pop()
+    scene.prestart(waiting, AFU)
+    look.plugin.begin(look.inventory.run())
+    look.at(WORK_SECONDS + 60.0)
+    offered = listed(scene.ledger, scene.plugin.lists)
+    assert {d for devices in offered.values() for d in devices if devices[d]} == {
+        other,
+        look.other,
+    }
+    words = f"{STUCK}.*power-cycle the node"
+    with pytest.raises(RefusedError, match=words):
+        scene.admit(two)
+    scene.plugin.jobs.append(pr)
+    look.at(WORK_SECONDS + 240.0)
+    assert not look.ledger.failing
+    scene.start(waiting, AFU)
 
 
 def test_a_guard_whose_setting_does_not_end_keeps_no_other_card_from_the_regular_look(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+from unittest import mock
 
 import pytest
 from doubles import LIMIT
@@ -44,6 +45,28 @@ def test_an_ending_plugin_begins_no_new_work_and_closes_what_is_open():
         assert called == ["given back"]
 
     asyncio.run(end())
+
+
+def test_a_card_is_stuck_by_the_call_that_runs_longest_and_until_it_ends():
+    """Another one that began later, or the end of the task that waits for it, change nothing."""
+
+    async def look() -> None:
+        workers, end = CardWorkers(), threading.Event()
+        long = asyncio.create_task(workers.run(CARD, end.wait))
+        await asyncio.sleep(0.1)
+        with mock.patch("fpga_plugin.cards.workers.WORK_SECONDS", 0.05):
+            try:
+                long.cancel()
+                await workers.run(CARD, int)
+                assert workers.stuck(CARD)
+                assert not workers.stuck(OTHER)
+            finally:
+                end.set()
+            with pytest.raises(asyncio.CancelledError):
+                await long
+            assert not workers.stuck(CARD)
+
+    asyncio.run(asyncio.wait_for(look(), 60))
 
 
 def test_a_cards_thread_ends_with_its_call():
