@@ -587,9 +587,11 @@ class Node:
         What was given out by an API, under a name, ends by it and under that.
         """
         self.wind = FAIR
+        # What kubelet's record lacks first: see ClaimSide.restarts.
+        sides = sorted(self.sides.items(), key=lambda one: not one[1].unrecorded())
         setups = [
             Setup(api, prefix, boot=self.setup.boot)
-            for api, side in self.sides.items()
+            for api, side in sides
             for prefix in sorted(side.prefixes())
         ]
         setups = setups or [Setup(self.setup.api, boot=self.setup.boot)]
