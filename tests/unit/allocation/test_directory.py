@@ -10,9 +10,10 @@ from ledger_support import MemoryJournal
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.requests import directory
 from fpga_plugin.allocation.requests.directory import PodDirectory
-from fpga_plugin.allocation.requests.identity import Identity
+from fpga_plugin.allocation.requests.identity import Identity, identify
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId
+from fpga_plugin.kubernetes.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from fpga_plugin.kubernetes.names import PodName, PodUid
 from fpga_plugin.kubernetes.pod import Container, Pod, PodSourceError, Variable
 from fpga_plugin.observability.view import learn_names
@@ -192,3 +193,20 @@ def test_a_device_that_several_pods_are_shown_with_tells_no_name() -> None:
     listed.held.add(("two", P0))
     asyncio.run(learn_names(ledger, pods))
     assert pods.known(A) is None
+
+
+@pytest.mark.parametrize("gone", [(), (A,), (A, B)])
+def test_of_several_pods_that_have_a_device_those_that_are_gone_do_not_count(gone) -> None:
+    """Kubelet keeps entries of dead pods."""
+    entries = tuple(CheckpointEntry(uid, "main", REGIONS, frozenset({P0})) for uid in (A, B))
+
+    def identity() -> Identity:
+        return identify(Checkpoint(entries), REGIONS, [P0], {*gone}.intersection)
+
+    if not gone:
+        with pytest.raises(NoSourceError, match=r"several pods that hold .*-p0: a, b"):
+            identity()
+        return
+    last = B if gone == (A,) else None
+    assert identity().pod == last
+    assert identity().entries == tuple(entry for entry in entries if entry.pod_uid == last)
