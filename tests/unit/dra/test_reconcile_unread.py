@@ -266,11 +266,29 @@ def test_the_file_of_a_claim_whose_end_was_given_up_is_written_again(scene: Reco
 # ------------------------------------------------------------------ a journal in doubt
 
 
-def put_back(scene: RecordScene, old: Change, **more: str) -> None:
-    """Another run of the plugin, with the state directory of an earlier time."""
+def doubts(scene: RecordScene, old: Change, **more: str) -> None:
+    """Another run of the plugin begins, with the state directory of an earlier time."""
     scene.journal.snapshot = doubted(old, "it was put back", claims=True, **more)
     scene.restart()
     scene.rack.done.clear()
+
+
+def moved(scene: RecordScene, other: RegionId) -> Change:
+    """Claim A ended, and now pod-2 has it with another device; returns the former journal."""
+    old = scene.journal.snapshot
+    scene.pods.clear()
+    scene.unprepare()
+    scene.plugin.work()
+    scene.unrecorded()
+    scene.allocated(A, other, pods=("pod-2",))
+    scene.prepared()
+    scene.pod("pod-2")
+    return old
+
+
+def put_back(scene: RecordScene, old: Change, **more: str) -> None:
+    """Another run of the plugin, with the state directory of an earlier time."""
+    doubts(scene, old, **more)
     assert scene.look()
     scene.plugin.work()
 
@@ -310,9 +328,7 @@ def test_a_claim_that_ended_before_does_not_end_again_unread(
     scene.prepared()
     scene.pod("pod-2")
     scene.write({A: (name(now),)}, "pod-2")
-    scene.journal.snapshot = doubted(old, "it was put back", claims=True)
-    scene.restart()
-    scene.rack.done.clear()
+    doubts(scene, old)
     task = scene.unprepare()
     scene.plugin.work()
     assert isinstance(task.exception(), NotFinishedError)
@@ -379,14 +395,7 @@ def test_a_claim_that_ended_leaves_no_file_though_the_journal_is_in_doubt(
 def test_a_claim_that_has_another_device_since_keeps_both(scene: RecordScene, same: str) -> None:
     one, _, other = scene.regions
     prepared(scene, one)
-    old = scene.journal.snapshot
-    scene.pods.clear()
-    scene.unprepare()
-    scene.plugin.work()
-    scene.unrecorded()
-    scene.allocated(A, other, pods=("pod-2",))
-    scene.prepared()
-    scene.pod("pod-2")
+    old = moved(scene, other)
     driver = DRIVER if same == "driver" else "former.example.com"
     scene.write({A: (name(other), "none-of-ours")}, "pod-2", driver=driver)
     put_back(scene, old)
@@ -607,17 +616,9 @@ def test_a_claim_that_ends_unread_leaves_its_pods_on_the_device_that_it_has_sinc
     """By the copy it is in force, on another device."""
     one, _, other = scene.regions
     prepared(scene, one)
-    old = scene.journal.snapshot
-    scene.pods.clear()
-    scene.unprepare()
-    scene.plugin.work()
-    scene.unrecorded()
-    scene.allocated(A, other, pods=("pod-2",))
-    scene.prepared()
-    scene.write({A: (name(other),)}, scene.pod("pod-2").uid)
-    scene.journal.snapshot = doubted(old, "it was put back", claims=True)
-    scene.restart()
-    scene.rack.done.clear()
+    old = moved(scene, other)
+    scene.write({A: (name(other),)}, "pod-2")
+    doubts(scene, old)
     scene.unprepare()
     scene.plugin.work()
     assert scene.look()
