@@ -5,9 +5,10 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, Phase, settings
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
@@ -106,6 +107,13 @@ def _long_ones_first(items: list[pytest.Item], workers: int) -> None:
         begin, end = (len(others) * each // workers for each in (worker, worker + 1))
         early = min(begin + workers, end)  # shares begin within so many of here
         items += [*others[begin:early], *long[worker::workers], *others[early:end]]
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_its_own() -> Iterator[None]:
+    """A command that a test runs in this process has only errors logged: not for the next test."""
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -22,7 +22,6 @@ ROOT = logging.getLogger()
 def restore_logging():
     levels = {name: logging.getLogger(name).level for name in FOREIGN_LOGGERS}
     yield
-    structlog.reset_defaults()
     for handler in ours():
         ROOT.removeHandler(handler)
     for name, level in levels.items():
