@@ -33,6 +33,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 MAX_REQUEST = 1 << 20
 
+program = __file__
+"""What they are forked from: the virtual machine has its own (`tests/kernel/guest/mortal.py`)."""
+
 
 class Forked:
     """As much of `subprocess.Popen` as `daemon_support.Plugin` uses."""
@@ -80,7 +83,7 @@ def _nursery() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [sys.executable, program, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )

@@ -1,23 +1,21 @@
 """Daemons of the guest that die at a step on the real drivers that a test names while they run.
 
-Like the simulated campaign's (`tests/campaign/points.py`): what is forked gets failure points below
-the code that drives the cards, before and after each call to the kernel, and writes down what
-happens to the hardware, in the campaign's words. Nothing of it is in the package. A test writes the
-name of a point into the file that DEATH names in a daemon's environment, such as `before pr`; or
+Like the simulated campaign's (`tests/campaign/points.py`): a daemon with DEATH in its environment
+gets failure points below the code that drives the cards, before and after each call to the kernel,
+and writes down what happens to the hardware, in the campaign's words. Nothing of it is in the
+package. A test writes the name of a point into the file that DEATH names, such as `before pr`; or
 `#n`, for the n-th point from then on.
 
-As a program this file is the process that the daemons are forked from (`nursery.py`).
+As a program this file is what all daemons of the guest are forked from, as `nursery.py` elsewhere:
+to import the plugin twice takes minutes where the processor is emulated.
 """
 
-import contextlib
 import ctypes
 import functools
 import os
 import re
 import signal
-import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -171,28 +169,6 @@ def slots(node: str) -> list[str]:
         for function in Path("/sys/kernel/iommu_groups", number, "devices").iterdir()
         if (function / "physfn").exists()
     ]
-
-
-@contextlib.contextmanager
-def daemons() -> Any:
-    """This process' daemons are of that kind, for a while."""
-    ctypes.CDLL(None).prctl(nursery.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nursery.MAX_REQUEST)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-    before = nursery._nursery
-    nursery._nursery = lambda: (ours, process)
-    try:
-        yield
-    finally:
-        nursery._nursery = before
-        ours.close()
-        process.wait()
 
 
 def main(descriptor: int) -> None:

@@ -12,10 +12,13 @@ import sys
 from collections.abc import Iterator
 
 import daemon_support
+import mortal
+import nursery
 import pytest
 import rack
 
 daemon_support.Node = rack.RealNode  # type: ignore[misc]  # that is the point
+nursery.program = mortal.__file__
 
 PATIENCE = 5.0
 """The guest has no KVM: how many times as long a test waits there for what has to come.

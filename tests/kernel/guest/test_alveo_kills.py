@@ -42,7 +42,7 @@ def card(plugged: Alveo) -> Alveo:
 
 @pytest.fixture
 def node(card: Alveo) -> Iterator[AlveoNode]:
-    with mortal.daemons(), AlveoNode(card) as it:
+    with AlveoNode(card) as it:
         it.settings |= {mortal.DEATH: str(death(it)), mortal.LOG: str(it.folder / "log")}
         yield it.up()
 

@@ -273,7 +273,7 @@ def die(node: Node, where: str) -> None:
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with mortal.daemons(), Node("1x1+ofs,1x2") as it:
+    with Node("1x1+ofs,1x2") as it:
         it.settings |= {
             mortal.DEATH: str(it.state_dir / "die"),
             mortal.LOG: str(it.folder / "log"),

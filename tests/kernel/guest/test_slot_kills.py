@@ -54,7 +54,7 @@ IN_RELEASE = (
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with mortal.daemons(), Node("1x1+ofs,1x1") as it:
+    with Node("1x1+ofs,1x1") as it:
         it.settings |= {mortal.DEATH: str(death(it)), mortal.LOG: str(it.folder / "log")}
         it.up()
         eventually(lambda: rack.drivers() == ["", ""], "drivers given back")
