@@ -13,6 +13,7 @@ import pytest
 from doubles import LIMIT
 from doubles.cards import AFU, BLANK, PREFIX, make_card
 from doubles.cards import device as device_of
+from doubles.loops import until
 from ledger_support import MemoryJournal, former, make_ledger, scrub
 from structlog.testing import capture_logs
 from test_dra_steps import POD, A, owner, prepare
@@ -329,24 +330,26 @@ def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(wor
     world.life._targets.exactly = blank  # type: ignore[assignment,method-assign]
     world.life._permission.check = blank  # type: ignore[assignment,method-assign]
     begun, go_on = threading.Event(), threading.Event()
-    write = world.files.write
+    remove = world.files.remove
 
     def slowly(*args: object) -> None:
         begun.set()
         assert go_on.wait(LIMIT)
-        write(*args)  # type: ignore[arg-type]
+        remove(*args)  # type: ignore[arg-type]
 
-    world.files.write = slowly  # type: ignore[method-assign]
+    world.files.remove = slowly  # type: ignore[method-assign]
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told_: told.append(str(told_)))
+        ending = asyncio.create_task(world.ends.end(A))
+        assert await asyncio.to_thread(begun.wait, LIMIT)
         call = asyncio.create_task(world.life.prepare(ClaimRef(A, "n", "c")))
-        await asyncio.to_thread(begun.wait, LIMIT)
+        await until(lambda: f"answer {A}" in [one.get_name() for one in asyncio.all_tasks()])
         call.cancel()
         (ended,) = await asyncio.gather(call, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError)
-        await world.ends.end(A)
         go_on.set()
+        await ending
         this = asyncio.current_task()
         while left := asyncio.all_tasks() - {this}:
             await asyncio.wait(left)
