@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for processes more than they compute, so there are more workers than processors.
 PROCESSORS := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-WORKERS = -n $${WORKERS:-$$((2 * $(PROCESSORS)))} --dist worksteal
+SIDE_BY_SIDE = -n $(or $(WORKERS),$$((2 * $(PROCESSORS)))) --dist worksteal
 
 .PHONY: test
 test: ## unit and integration tests, side by side (PYTEST_ARGS="-k lock", SEED=1, WORKERS=0)
@@ -33,13 +33,13 @@ test: ## unit and integration tests, side by side (PYTEST_ARGS="-k lock", SEED=1
 	@bash .ci/deps --ci
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make test SEED=$$seed)"; \
-	$(PYTHON) -m pytest -q $(WORKERS) --hypothesis-seed=$$seed -o faulthandler_timeout=120 -o cache_dir=.cache/pytest \
+	$(PYTHON) -m pytest -q $(SIDE_BY_SIDE) --hypothesis-seed=$$seed -o faulthandler_timeout=120 -o cache_dir=.cache/pytest \
 	  $(wildcard tests/unit tests/integration tests/kernel/guest/test_drivers.py) $(PYTEST_ARGS)
 
 .PHONY: test-fast
 test-fast: ## unit tests alone, with a sixth of hypothesis' examples (PYTEST_ARGS="-k lock")
 	@bash .ci/setup dev
-	@HYPOTHESIS_PROFILE=fast $(PYTHON) -m pytest -q -n $${WORKERS:-$(PROCESSORS)} --dist worksteal \
+	@HYPOTHESIS_PROFILE=fast $(PYTHON) -m pytest -q -n $(or $(WORKERS),$(PROCESSORS)) --dist worksteal \
 	  -o faulthandler_timeout=120 tests/unit $(PYTEST_ARGS)
 
 .PHONY: fuzz
@@ -131,9 +131,9 @@ soak: ## the tests that search for counterexamples, thirty to sixty times as lon
 	@bash .ci/setup dev
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make soak SEED=$$seed)"; \
-	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q $(WORKERS) --hypothesis-seed=$$seed \
+	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q $(SIDE_BY_SIDE) --hypothesis-seed=$$seed \
 	  -m hypothesis --hypothesis-show-statistics tests/unit $(PYTEST_ARGS); \
-	SEED=$$seed HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q $(WORKERS) \
+	SEED=$$seed HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q $(SIDE_BY_SIDE) \
 	  tests/integration/test_walk.py tests/integration/test_stock_walk.py $(PYTEST_ARGS)
 	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-300}
 

@@ -36,6 +36,18 @@ MAX_REQUEST = 1 << 20
 program = __file__
 """What they are forked from: the virtual machine has its own (`tests/kernel/guest/mortal.py`)."""
 
+CONSTANTS = "TEST_CONSTANTS"
+"""What `constants` puts into a process' environment."""
+
+
+def constants(values: Mapping[str, float]) -> dict[str, str]:
+    """Settings of a process whose modules have other constants, such as how long something waits.
+
+    Each name is that of a module in `fpga_plugin` and of its constant. A program that is not
+    forked keeps its own.
+    """
+    return {CONSTANTS: json.dumps(dict(values))}
+
 
 class Forked:
     """As much of `subprocess.Popen` as `daemon_support.Plugin` uses."""
@@ -210,6 +222,10 @@ def _become(stderr: int, env: Mapping[str, str], folder: str) -> None:
     os.environ.update(env)
     if env.get("PYTHONWARNINGS") == "error":  # a program reads it before its first line
         warnings.simplefilter("error")
+    for name, value in json.loads(env.get(CONSTANTS, "{}")).items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(sys.modules[f"fpga_plugin.{module}"], constant), name
+        setattr(sys.modules[f"fpga_plugin.{module}"], constant, value)
     os.chdir(folder)
 
 

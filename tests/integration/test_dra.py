@@ -36,6 +36,7 @@ from dra_support import (
     container,
     dra_name,
 )
+from nursery import constants
 
 
 def test_a_claims_life_from_registration_to_a_clean_region():
@@ -631,6 +632,7 @@ def test_it_may_be_killed_anywhere_around_prepare(event):
 
 def ended_without_an_answer(node: DraNode) -> Claim:
     """A claim that the journal has ended, when the plugin is killed; kubelet was not told."""
+    node.settings |= constants({"dra.reconcile.LOOK_SECONDS": 0.5})
     claim = node.claim("c", P0, bitstream=AFU)
     node.up()
     node.dra.prepare(claim)

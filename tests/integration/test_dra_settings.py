@@ -8,6 +8,7 @@ import grpc
 import pytest
 from daemon_support import AFU, AFU_2, BLANK, P0, eventually
 from dra_support import DraKubelet, DraNode, config
+from nursery import constants
 from test_policy_life import ALLOW_ALL, DENY_ALL, ConfigMap
 
 NEW = "fpga.example.com"
@@ -122,6 +123,7 @@ def test_what_a_claim_asks_for_by_now_is_compared_with_what_was_prepared(
     restarted: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
     with DraNode("1x2") as node:
+        node.settings |= constants({"dra.lifecycle.ANSWER_SECONDS": 2})
         node.up()
         claim = node.claim("c", P0, bitstream=AFU)
         node.dra.prepare(claim)

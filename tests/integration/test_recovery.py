@@ -84,7 +84,7 @@ def test_a_neighbour_is_never_disturbed_and_the_card_is_recovered_when_it_has_le
     assert "unbind" in caught.value.message, "the operator's way is named"
     assert f"{P1} has an owner" in node.plugin.until_logged("card not rebound", mark)["reason"]
     assert node.afu(P1) == AFU_2
-    assert kubelet.listed(REGIONS) == {P0: UNHEALTHY, P1: HEALTHY}
+    kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
     kubelet.deallocate(P0)
     kubelet.deallocate(P1)
     kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})

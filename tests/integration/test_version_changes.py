@@ -25,6 +25,7 @@ from daemon_support import (
     run,
 )
 from dra_support import Claim, DraNode
+from nursery import constants
 
 EARLIER = "eea44c1cc21f40827e406b6496bc28736935a722"
 """The last version whose journal has schema 3."""
@@ -140,6 +141,7 @@ def test_what_a_claim_has_stays_its_own(earlier: list[str], *, upgrade: bool) ->
     """With DRA: kubelet's record names it, whatever becomes of the journal."""
     with DraNode("1x2") as node:
         node.own_store()
+        node.settings |= constants({"dra.lifecycle.ANSWER_SECONDS": 2})  # of the present version
         node.wrapper = earlier if upgrade else ()
         node.up()
         claim = node.claim("c", P0, bitstream=AFU)
