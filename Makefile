@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for processes more than they compute, so there are more workers than processors.
 PROCESSORS := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-SIDE_BY_SIDE = -n $(or $(WORKERS),$$((2 * $(PROCESSORS)))) --dist worksteal
+SIDE_BY_SIDE = -n $(or $(WORKERS),$$((3 * $(PROCESSORS)))) --dist worksteal
 
 .PHONY: test
 test: ## unit and integration tests, side by side (PYTEST_ARGS="-k lock", SEED=1, WORKERS=0)
