@@ -401,6 +401,16 @@ def test_a_claim_is_not_adopted_over_a_pod_of_the_device_plugin():
     assert ledger.pods_of([device(card, 0)]) == {POD}
 
 
+def test_who_may_run_with_a_claim_that_was_never_adopted_is_waited_for_and_scrubbed_after():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    region = card.regions[0].id
+    assert ledger.record(region).condition is Condition.BLANK
+    ledger.dra.left_by([device(card, 0)], [POD])
+    assert former(ledger, region) == {POD}
+    assert ledger.record(region).condition is Condition.DIRTY
+
+
 def test_who_joins_an_adopted_claim_may_have_used_it():
     """Whether it was prepared is not known."""
     card = make_card()

@@ -202,6 +202,18 @@ def test_another_blank_that_does_not_reach_all_either_is_tried_once(make):
     assert offered(scene) == {False}
 
 
+def test_a_region_that_is_out_of_service_is_not_scrubbed_for_it_at_each_look(make):
+    scene = make(banks=BANKS[:1])
+    (region,) = scene.regions
+    scene.plugin.call(lambda: scene.ledger.work.faulted(region, "it does not answer"))
+    programs = scene.rack.programs
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.loop.call_soon(scene.plugin.queue.add, scene.rack.card_ids()[0])
+    scene.go_on()
+    assert scene.condition(region) is Condition.FAULTED
+    assert scene.rack.programs == programs
+
+
 def test_a_clean_card_whose_blank_reached_all_is_left_as_it_is(make):
     scene = make()
     programs = scene.rack.programs

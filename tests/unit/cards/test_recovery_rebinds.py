@@ -17,7 +17,7 @@ from fpga_plugin.allocation.journal.records import Change, Condition, DebugHold
 from fpga_plugin.allocation.names import card_of
 from fpga_plugin.cards import recovery
 from fpga_plugin.cards.recovery import Recovery
-from fpga_plugin.errors import HardwareError, NotFinishedError
+from fpga_plugin.errors import HardwareError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.kubernetes.names import PodUid
@@ -209,6 +209,27 @@ def test_a_card_that_stays_without_driver_is_bound_by_the_next_life_of_the_plugi
     assert lost in scene.ledger.cards
     assert not scene.journal.snapshot.rebinding
     assert scene.condition(scene.regions[0]) is Condition.DIRTY
+
+
+def test_what_a_pod_has_of_an_absent_card_keeps_its_driver_from_being_taken_off(scene: Scene):
+    """It is not there to be compared, and what is known of it holds all the same."""
+    scene.admit(scene.regions[1])
+    lost = card(scene).id
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(lost))
+    task = scene.plugin.begin(scene.plugin.recovery.check_unused(lost))
+    scene.plugin.work()
+    assert isinstance(task.exception(), RefusedError)
+
+
+def test_a_driver_that_is_missing_is_no_reset_that_did_not_end(scene: Scene) -> None:
+    """The scrubber would bind it again and again, under the operator's hands."""
+    lost = lose_driver(scene)
+    problem = CardProblem(scene.rack.boards[lost].card.address, "no driver")
+    assert not scene.plugin.recovery.unfinished(lost)
+    with mock.patch.dict(scene.ledger.problems, {lost: problem}):
+        assert not scene.plugin.recovery.unfinished(lost)
+    with mock.patch.dict(scene.ledger.problems, {lost: replace(problem, passing=True)}):
+        assert scene.plugin.recovery.unfinished(lost)
 
 
 def test_a_card_is_not_bound_while_something_else_is_done_to_it(scene: Scene) -> None:

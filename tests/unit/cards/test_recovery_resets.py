@@ -177,12 +177,16 @@ def test_nothing_is_reset_if_a_region_may_not_be_worked_on_any_more(make, region
     assert {world.condition(region) for region in world.regions} == {Condition.BLANK}
 
 
+@pytest.mark.parametrize("followed", [True, False])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("during", ["may_live", "open_all", "program"])
 def test_an_owner_that_leaves_while_its_region_is_scrubbed_between_containers_is_reset_away(
-    world: World, during: str, *, known: bool
+    world: World, during: str, *, known: bool, followed: bool
 ) -> None:
-    """An extended kubelet: the PostStop balances, and Deallocate follows in the midst of it."""
+    """An extended kubelet: the PostStop balances, and Deallocate follows in the midst of it.
+
+    The next pod's Allocate may follow at once, and its PreStart comes later.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if not known:  # it sends the environment, so nobody need know the pod
             patch.setattr(world.plugin.prestarts._pods, "_identify", lambda *_: Identity())
@@ -197,6 +201,8 @@ def test_an_owner_that_leaves_while_its_region_is_scrubbed_between_containers_is
             break
         world.plugin.job(0)
     world.deallocate(pod)
+    if followed:
+        world.admit(world.region)
     world.settle()
     assert world.record.condition is Condition.BLANK
     assert world.resets == 1

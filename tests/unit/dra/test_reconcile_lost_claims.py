@@ -30,7 +30,7 @@ from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.lifecycle import ClaimLifecycle
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
-from fpga_plugin.errors import RefusedError
+from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import CardId, RegionId
 from fpga_plugin.kubernetes.cgroup import PodPresence
 from fpga_plugin.kubernetes.names import ClaimUid, PodUid
@@ -318,17 +318,8 @@ def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
         asyncio.run(ClaimTargets(world.ledger, SimpleNamespace(), None).of(claim))
 
 
-def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
-    told: list[str] = []
-    world.claim = allocated("node-a").replace(b'"r"', b'"fpga"')
-    world.ledger.dra.prepared(A, {world.region: Prepared()})
-
-    async def blank(*_: object) -> dict[RegionId, None]:
-        return {world.region: None}
-
-    world.life._claim_targets.of = blank  # type: ignore[method-assign]
-    world.life._targets.exactly = blank  # type: ignore[assignment,method-assign]
-    world.life._permission.check = blank  # type: ignore[assignment,method-assign]
+async def ends_slowly(world: World) -> tuple["asyncio.Task[None]", Callable[[], None]]:
+    """The claim's end, in the midst of the removal of its file, and what lets it go on."""
     begun, go_on = threading.Event(), threading.Event()
     remove = world.files.remove
 
@@ -338,17 +329,44 @@ def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(wor
         remove(*args)  # type: ignore[arg-type]
 
     world.files.remove = slowly  # type: ignore[method-assign]
+    ending = asyncio.create_task(world.ends.end(A))
+    assert await asyncio.to_thread(begun.wait, LIMIT)
+    return ending, go_on.set
+
+
+def stands(world: World) -> asyncio.Event:
+    """The claim is as it was prepared; its next Prepare waits for this before it finds that out."""
+    world.claim = allocated("node-a").replace(b'"r"', b'"fpga"')
+    world.ledger.dra.prepared(A, {world.region: Prepared()})
+    found = asyncio.Event()
+
+    async def blank(*_: object) -> dict[RegionId, None]:
+        await found.wait()
+        return {world.region: None}
+
+    async def as_it_is(error: FpgaPluginError) -> FpgaPluginError:
+        return error
+
+    world.life._targets.explained = as_it_is  # type: ignore[assignment,method-assign]
+    world.life._claim_targets.of = blank  # type: ignore[method-assign]
+    world.life._targets.exactly = blank  # type: ignore[assignment,method-assign]
+    world.life._permission.check = blank  # type: ignore[assignment,method-assign]
+    return found
+
+
+def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
+    told: list[str] = []
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told_: told.append(str(told_)))
-        ending = asyncio.create_task(world.ends.end(A))
-        assert await asyncio.to_thread(begun.wait, LIMIT)
+        stands(world).set()
+        ending, go_on = await ends_slowly(world)
         call = asyncio.create_task(world.life.prepare(ClaimRef(A, "n", "c")))
         await until(lambda: f"answer {A}" in [one.get_name() for one in asyncio.all_tasks()])
         call.cancel()
         (ended,) = await asyncio.gather(call, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError)
-        go_on.set()
+        go_on()
         await ending
         this = asyncio.current_task()
         while left := asyncio.all_tasks() - {this}:
@@ -359,6 +377,24 @@ def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(wor
     asyncio.run(run())
     assert told == []
     assert not list((world.root / "cdi").iterdir())
+
+
+def test_a_prepare_that_began_in_the_midst_of_a_claims_end_does_not_take_its_device_again(
+    world: World,
+):
+    async def run() -> None:
+        found = stands(world)
+        ending, go_on = await ends_slowly(world)
+        call = asyncio.create_task(world.life.prepare(ClaimRef(A, "n", "c")))
+        await until(lambda: A in world.life.read)
+        go_on()
+        await ending
+        found.set()
+        with pytest.raises(NoSuchClaimError):
+            await call
+
+    asyncio.run(run())
+    assert world.ledger.claim_owners[A].ended
 
 
 # ------------------------------------------------------------------ the device plugin API serves
