@@ -216,6 +216,7 @@ def test_what_a_pod_has_of_an_absent_card_keeps_its_driver_from_being_taken_off(
     scene.admit(scene.regions[1])
     lost = card(scene).id
     scene.plugin.call(lambda: scene.ledger.hardware.card_gone(lost))
+    scene.plugin.call(scene.plugin.queue.sync)
     task = scene.plugin.begin(scene.plugin.recovery.check_unused(lost))
     scene.plugin.work()
     assert isinstance(task.exception(), RefusedError)

@@ -404,6 +404,29 @@ def test_a_claim_that_has_another_device_since_keeps_both(scene: RecordScene, sa
     assert not scene.ledger.unreconciled
 
 
+def test_a_claim_does_not_get_back_what_it_left_while_kubelets_record_still_has_it(
+    scene: RecordScene,
+) -> None:
+    """Of a card that was compared it is the journal that is newer."""
+    one, _, other = scene.regions
+    prepared(scene, one)
+    moved(scene, other)
+    assert scene.look()
+    assert scene.ledger.claim_owners[A].devices == (other,)
+    assert scene.ledger.region_allocation(one) is None
+
+
+def test_of_a_claim_whose_devices_a_journal_in_doubt_has_in_part_each_is_its_own_once(
+    scene: RecordScene,
+) -> None:
+    one, _, other = scene.regions
+    prepared(scene, one)
+    old = scene.journal.snapshot
+    scene.write({A: (name(one), name(other))}, "pod-1")
+    put_back(scene, old)
+    assert scene.ledger.claim_owners[A].devices == (one, other)
+
+
 def test_a_device_that_another_claim_has_by_the_journal_keeps_its_card_back(
     scene: RecordScene,
 ) -> None:
