@@ -123,7 +123,7 @@ def test_what_a_claim_asks_for_by_now_is_compared_with_what_was_prepared(
     restarted: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
     with DraNode("1x2") as node:
-        node.settings |= constants({"dra.lifecycle.ANSWER_SECONDS": 2})
+        node.settings |= constants({"dra.lifecycle.ANSWER_SECONDS": 6})
         node.up()
         claim = node.claim("c", P0, bitstream=AFU)
         node.dra.prepare(claim)

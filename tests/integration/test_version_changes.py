@@ -141,7 +141,7 @@ def test_what_a_claim_has_stays_its_own(earlier: list[str], *, upgrade: bool) ->
     """With DRA: kubelet's record names it, whatever becomes of the journal."""
     with DraNode("1x2") as node:
         node.own_store()
-        node.settings |= constants({"dra.lifecycle.ANSWER_SECONDS": 2})  # of the present version
+        node.settings |= constants({"dra.lifecycle.ANSWER_SECONDS": 6})  # of the present version
         node.wrapper = earlier if upgrade else ()
         node.up()
         claim = node.claim("c", P0, bitstream=AFU)
