@@ -23,7 +23,7 @@ from machine import Machine
 CLONE = Path(__file__).resolve().parents[2]
 CACHE = CLONE / ".cache/kernel"
 LIMIT = 2300.0
-"""Seconds that the guest may take: twice what it usually takes."""
+"""Seconds that the guest may take: two and a half times what it takes alone."""
 
 _CHOSEN = {
     "test_crash.py": (
